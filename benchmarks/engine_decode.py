@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--tokens-per-block", type=int, default=32)
     parser.add_argument("--no-cuda-graphs", action="store_true")
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share each layer")
+    parser.add_argument("--ep", type=int, default=1, help="of these GPUs, those that each hold other experts")
     parser.add_argument("--nccl-only", action="store_true", help="with --tp: NCCL adds small tensors too")
     parser.add_argument("--temperature", type=float)
     parser.add_argument("--top-k", type=int)
@@ -103,13 +104,15 @@ def main() -> None:
         max_seq_len=options.isl + options.osl, tokens_per_block=options.tokens_per_block,
         max_tokens=blocks * options.tokens_per_block, cuda_graphs=not options.no_cuda_graphs,
         reads_peers=not options.nccl_only,
+        moe_expert_parallel_size=options.ep,
     )  # fmt: skip
     runner = create_runner(args) if options.tp == 1 else create_ranked_runner(args, start_ranks(options.tp, end_with))
     start_s = time.perf_counter() - begin
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     memory_gib = runner.device_memory_bytes() / 2**30
     print(
-        f"{options.model}, {device}, torch {torch.__version__}, tp {options.tp}, ISL {options.isl}, OSL {options.osl}"
+        f"{options.model}, {device}, torch {torch.__version__}, tp {options.tp}, ep {options.ep}, ISL {options.isl}, "
+        f"OSL {options.osl}"
     )
     print(f"start {start_s:.1f} s, device memory {memory_gib:.1f} GiB, KV pool {runner.pool.nbytes / 2**30:.1f} GiB")
     print(f"{'batch':>5}  {'':<7}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'step ms':>8}")
@@ -132,6 +135,7 @@ def main() -> None:
             {
                 "model": options.model,
                 "tp": options.tp,
+                "ep": options.ep,
                 "sampling": asked,
                 "device": device,
                 "start_s": start_s,

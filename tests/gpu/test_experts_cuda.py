@@ -16,6 +16,7 @@ from runner_player import Player, build, random_prompt, save
 
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
+from trtx.torch_engine.runner.expert_load import LayerLoad, RoutedRows
 from trtx.torch_engine.runner.expert_tiles import ExpertTile, ExpertTiles
 from trtx.torch_engine.runner.fp8 import to_fp8
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER
@@ -118,6 +119,33 @@ def test_a_padding_row_of_nan_changes_no_other_row() -> None:
     before = experts(x, weights, pair.triton)
     x[4] = float("nan")
     assert torch.equal(experts(x, weights, pair.triton)[:4], before[:4])
+
+
+@pytest.mark.parametrize("num_rows", [1, 30])
+def test_shares_of_experts_add_up_and_tokens_are_counted_without_padding(num_rows: int) -> None:
+    from trtx.torch_engine.runner.cuda_experts import CudaExperts
+
+    pair = Pair(config(heads=4, kv_heads=2, head_dim=32), torch.float32)
+    weights = experts_of(torch.float32, count=12, per_token=3, normalizes=True)
+    x, residual = random(num_rows, HIDDEN, dtype=torch.float32), random(num_rows, HIDDEN, dtype=torch.float32)
+    slots = torch.arange(num_rows, dtype=torch.int32, device=DEVICE) % 4
+    rows = RoutedRows(padding_slot=3, slots=slots)
+    counters = [LayerLoad(torch.zeros(12, dtype=torch.int32, device=DEVICE), rows) for _ in range(2)]
+    total = residual.clone()
+    for first in (0, 4, 8):
+        part = slice(first, first + 4)
+        own = replace(
+            weights, gate_up=weights.gate_up[part], down=weights.down[part], first=first,
+            load=counters[0] if not first else None,
+        )  # fmt: skip
+        found = CudaExperts(LIBRARY_MULTIPLIER)(x, own, pair.triton)
+        alone = LoopedExperts(LIBRARY_MULTIPLIER)(x, replace(own, load=None), pair.reference)
+        assert (found - alone).norm() <= TOLERANCE[torch.float32] * max(1.0, float(alone.norm()))
+        total += found
+    expected = LoopedExperts(LIBRARY_MULTIPLIER).added(x, replace(weights, load=counters[1]), pair.reference, residual)
+    assert (total - expected).norm() / expected.norm() < TOLERANCE[torch.float32]
+    assert counters[0].tokens.tolist() == counters[1].tokens.tolist()
+    assert int(counters[0].tokens.sum()) == 3 * int((slots != 3).sum())
 
 
 def test_of_equal_experts_the_first_ones_win() -> None:

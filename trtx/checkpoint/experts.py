@@ -38,18 +38,28 @@ class StackPlace:
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """The routed experts of a decoder. ``sparse``: for each layer whether it has experts instead of a dense MLP."""
+    """The routed experts of a decoder. ``sparse``: for each layer whether it has experts instead of a dense MLP.
+
+    ``count``: the experts that the router chooses from. ``held``: those whose weights one rank holds; None: all.
+    """
 
     count: int
     per_token: int
     intermediate_size: int
     normalizes: bool  # whether the weights of a token's experts are divided by their sum
     sparse: tuple[bool, ...]
+    held: range | None = None
+
+    @property
+    def own(self) -> range:
+        """The experts whose weights are held."""
+        return range(self.count) if self.held is None else self.held
 
     def stack_shape(self, hidden: int, kind: str) -> tuple[int, int, int]:
-        """Returns the shape of all experts' weights of a layer. ``kind``: "gate_up" or "down"."""
+        """Returns the shape of the held experts' weights of a layer. ``kind``: "gate_up" or "down"."""
         inner = self.intermediate_size
-        return (self.count, 2 * inner, hidden) if kind == "gate_up" else (self.count, hidden, inner)
+        held = len(self.own)
+        return (held, 2 * inner, hidden) if kind == "gate_up" else (held, hidden, inner)
 
     def rows(self, kind: str) -> slice:
         """Returns the rows of one expert's ``gate``, ``up`` or ``down`` weight in its stack."""
@@ -57,8 +67,8 @@ class ExpertConfig:
         return {"gate": slice(0, inner), "up": slice(inner, 2 * inner), "down": slice(None)}[kind]
 
     def layer_parameters(self, hidden: int) -> int:
-        """Returns the number of parameters of one layer's experts, without the router."""
-        return 3 * self.count * self.intermediate_size * hidden
+        """Returns the number of parameters of one layer's held experts, without the router."""
+        return 3 * len(self.own) * self.intermediate_size * hidden
 
 
 def read_experts(config: Fields, num_layers: int) -> ExpertConfig:
@@ -96,12 +106,12 @@ def router_name(layer: int) -> str:
 
 
 def expert_modules(config: ExpertConfig, hidden: int, layer: int) -> dict[str, tuple[int, int]]:
-    """Returns the (rows, columns) of each linear module of a layer's experts, by its name in published checkpoints."""
+    """Returns the (rows, columns) of each linear module of a layer's held experts, by its published name."""
     inner = config.intermediate_size
     shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
     return {
         f"model.layers.{layer}.mlp.experts.{expert}.{kind}_proj": shape
-        for expert in range(config.count)
+        for expert in config.own
         for kind, shape in shapes.items()
     }
 
@@ -117,23 +127,29 @@ def stack_kind(name: str) -> str | None:
     return found.group(2) if found else None
 
 
-def stack_place(config: ExpertConfig, hidden: int, name: str) -> StackPlace | None:
-    """Returns the place of an expert's weight or scale in a stack of its layer; None for any other tensor.
+def is_expert(name: str) -> bool:
+    """Returns whether a tensor belongs to a single expert."""
+    return _OF_ONE.fullmatch(name) is not None
 
-    A stack of scales has the name of its stack of weights and the scales' suffix. It is ``[experts, 2]`` for the scales
-    of gate and up, and ``[experts]`` for those of down.
+
+def stack_place(config: ExpertConfig, hidden: int, name: str) -> StackPlace | None:
+    """Returns the place of a held expert's weight or scale in a stack of its layer; None for any other tensor.
+
+    A stack of scales has the name of its stack of weights and the scales' suffix. It is ``[held, 2]`` for the scales
+    of gate and up, and ``[held]`` for those of down.
     """
     found = _OF_ONE.fullmatch(name)
     if found is None:
         return None
-    layer, expert, kind, suffix = int(found.group(1)), int(found.group(2)), found.group(3), found.group(4)
+    layer, kind, suffix = int(found.group(1)), found.group(3), found.group(4)
+    expert, held = int(found.group(2)) - config.own.start, len(config.own)
     of = "down" if kind == "down" else "gate_up"
     stack = stack_name(layer, of)
     if suffix == "weight":
         return StackPlace(stack, config.stack_shape(hidden, of), (expert, config.rows(kind)))
     if kind == "down":
-        return StackPlace(f"{stack}.{suffix}", (config.count,), (expert,))
-    return StackPlace(f"{stack}.{suffix}", (config.count, 2), (expert, int(kind == "up")))
+        return StackPlace(f"{stack}.{suffix}", (held,), (expert,))
+    return StackPlace(f"{stack}.{suffix}", (held, 2), (expert, int(kind == "up")))
 
 
 def stack_parts(config: ExpertConfig, name: str) -> Iterator[tuple[str, ExpertSlice]]:

@@ -2,73 +2,148 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from trtx.checkpoint.dense import checkpoint_tensors
+from trtx.checkpoint.experts import ExpertConfig
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UsageError
 
 _MOST_RANKS = 8
+_EXPERT_SIZE = "moe_expert_parallel_size"
 
 
-def rank_config(config: ModelConfig, ranks: int) -> ModelConfig:
-    """Returns the shape of one rank's share: some of the heads, and some of the columns of every MLP and expert.
+@dataclass(frozen=True, slots=True)
+class RankSizes:
+    """How many ranks split the layers, and how the same ranks split the experts.
+
+    ``expert_ranks`` is TensorRT-LLM's ``moe_expert_parallel_size``: each of so many ranks holds other experts. The
+    number of ranks that split the columns of one expert, ``moe_tensor_parallel_size``, follows from the two.
+    """
+
+    ranks: int = 1
+    expert_ranks: int = 1
+
+    @classmethod
+    def of(cls, ranks: int, moe_tensor: int | None, moe_expert: int | None) -> RankSizes:
+        """Resolves the sizes of an engine config as TensorRT-LLM does. None or -1: the other one decides.
+
+        Raises UsageError if they do not multiply to ``ranks``.
+        """
+        columns, experts = moe_tensor if (moe_tensor or 0) > 0 else None, moe_expert if (moe_expert or 0) > 0 else None
+        if experts is None:
+            experts = 1 if columns is None else max(1, ranks // columns)
+        if columns is None:
+            columns = max(1, ranks // experts)
+        if columns * experts != ranks:
+            raise UsageError(
+                f"moe_tensor_parallel_size x {_EXPERT_SIZE} is {columns} x {experts}, and tensor_parallel_size is "
+                f"{ranks}; expected a product of {ranks}, because the same ranks split attention and experts"
+            )
+        return cls(ranks, experts)
+
+    @property
+    def expert_columns(self) -> int:
+        """The number of ranks that split the columns of one expert: ``moe_tensor_parallel_size``."""
+        return self.ranks // self.expert_ranks
+
+    def held_experts(self, count: int, rank: int) -> range:
+        """Returns which of ``count`` experts a rank holds."""
+        held = count // self.expert_ranks
+        first = rank % self.expert_ranks * held
+        return range(first, first + held)
+
+    def expert_part(self, rank: int) -> int:
+        """Returns which part of its experts' columns a rank holds, from 0 to ``expert_columns``."""
+        return rank // self.expert_ranks
+
+    def __str__(self) -> str:
+        return str(self.ranks) if self.expert_ranks == 1 else f"{self.ranks} (experts {self.expert_ranks})"
+
+
+def rank_config(config: ModelConfig, sizes: RankSizes, rank: int = 0) -> ModelConfig:
+    """Returns the shape of one rank's share: some of the heads, of the columns of every MLP, and of the experts.
 
     With more ranks than KV heads, each rank has one KV head, which it shares with others. Vocabulary and hidden size
     are those of the model.
     """
-    experts = config.experts
+    experts, ranks = config.experts, sizes.ranks
     return replace(
         config,
         num_heads=config.num_heads // ranks,
         num_kv_heads=max(1, config.num_kv_heads // ranks),
         intermediate_size=config.intermediate_size // ranks,
-        experts=replace(experts, intermediate_size=experts.intermediate_size // ranks) if experts else None,
+        experts=_rank_experts(experts, sizes, rank) if experts else None,
     )
 
 
-def check_ranks(config: ModelConfig, ranks: int) -> None:
+def _rank_experts(experts: ExpertConfig, sizes: RankSizes, rank: int) -> ExpertConfig:
+    return replace(
+        experts,
+        intermediate_size=experts.intermediate_size // sizes.expert_columns,
+        held=sizes.held_experts(experts.count, rank),
+    )
+
+
+def check_ranks(config: ModelConfig, sizes: RankSizes) -> None:
     """Raises UsageError for a model that the torch engine can't split over that many ranks."""
-    if ranks == 1:
+    if sizes.ranks == 1:
         return
-    asked = f"tensor_parallel_size is {ranks}"
+    asked = f"tensor_parallel_size is {sizes.ranks}"
     if config.vision is not None:
         raise UsageError(
             f"{asked}, and {config.architecture} takes images, which the torch engine computes on one GPU; use --tp 1, "
             "or the engine tensorrt-llm"
         )
-    problem = _obstacle(config, ranks)
+    _check_expert_ranks(config, sizes)
+    problem = _obstacle(config, sizes)
     if problem:
-        fitting = [str(count) for count in range(1, _MOST_RANKS + 1) if not _obstacle(config, count)]
-        raise UsageError(f"{asked}, which does not divide {problem}; expected {_one_of(fitting)}")
+        fitting = _fitting(lambda ranks: not _obstacle(config, RankSizes(ranks)))
+        raise UsageError(f"{asked}, which does not divide {problem}; expected {fitting}")
 
 
-def _obstacle(config: ModelConfig, ranks: int) -> str:
-    """Returns what ``ranks`` does not divide, in words; "" if the model can be split."""
+def _check_expert_ranks(config: ModelConfig, sizes: RankSizes) -> None:
+    experts, asked = config.experts, f"{_EXPERT_SIZE} is {sizes.expert_ranks}"
+    if sizes.expert_ranks == 1:
+        return
+    if experts is None or not any(experts.sparse):
+        raise UsageError(f"{asked}, and this {config.architecture} has no experts; leave it out, --tp is enough")
+    if experts.count % sizes.expert_ranks:
+        fitting = _fitting(lambda ranks: experts.count % ranks == 0)
+        raise UsageError(f"{asked}, which does not divide the model's {experts.count} experts; expected {fitting}")
+
+
+def _obstacle(config: ModelConfig, sizes: RankSizes) -> str:
+    """Returns what ``sizes`` do not divide, in words; "" if the model can be split."""
+    ranks = sizes.ranks
     if config.num_heads % ranks:
         return f"the model's {config.num_heads} attention heads"
     if config.num_kv_heads % ranks and ranks % config.num_kv_heads:
         return f"the model's {config.num_kv_heads} KV heads"
     experts = config.experts
-    if experts is not None and any(experts.sparse) and experts.intermediate_size % ranks:
+    if experts is not None and any(experts.sparse) and experts.intermediate_size % sizes.expert_columns:
         return f"the {experts.intermediate_size} columns of each of the model's {experts.count} experts"
     if (experts is None or not all(experts.sparse)) and config.intermediate_size % ranks:
         return f"the {config.intermediate_size} columns of the model's MLP"
-    return _split_block(config, ranks)
+    return _split_block(config, sizes)
 
 
-def _split_block(config: ModelConfig, ranks: int) -> str:
-    """Returns a quantized weight whose blocks or groups ``ranks`` would cut, in words; "" if there is none."""
+def _split_block(config: ModelConfig, sizes: RankSizes) -> str:
+    """Returns a quantized weight whose blocks or groups the ranks would cut, in words; "" if there is none."""
+    ranks = sizes.ranks
     if config.quantization is None or ranks == 1:
         return ""
-    whole, shares = checkpoint_tensors(config), checkpoint_tensors(rank_config(config, ranks))
-    for name, tensor in whole.items():
-        lengths = zip(tensor.shape, shares[name].shape, strict=True)
-        kv_parts = ranks if config.num_kv_heads % ranks == 0 else config.num_kv_heads
-        if any(length not in (own, own * ranks, own * kv_parts) for length, own in lengths):
+    whole, shares = checkpoint_tensors(config), checkpoint_tensors(rank_config(config, sizes))
+    kv_parts = ranks if config.num_kv_heads % ranks == 0 else config.num_kv_heads
+    for name, share in shares.items():
+        lengths = zip(whole[name].shape, share.shape, strict=True)
+        if any(length not in (own, own * ranks, own * kv_parts, own * sizes.expert_columns) for length, own in lengths):
             return f"the blocks of {name}, which is quantized to {config.quantization.algorithm}"
     return ""
 
 
-def _one_of(counts: list[str]) -> str:
+def _fitting(fits: Callable[[int], bool]) -> str:
+    """Returns the numbers of ranks that fit, in words."""
+    counts = [str(count) for count in range(1, _MOST_RANKS + 1) if fits(count)]
     return counts[0] if len(counts) == 1 else f"{', '.join(counts[:-1])} or {counts[-1]}"

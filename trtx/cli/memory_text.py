@@ -11,7 +11,7 @@ _WIDTH = 80
 
 
 def describe_memory(plans: Sequence[MemoryPlan]) -> Iterator[str]:
-    """Yields a table for each role: the memory of one GPU, the room for KV, and notes."""
+    """Yields a table for each role: the memory of one GPU or rank, the room for KV, and notes."""
     for plan in plans:
         yield f"Memory of {plan.role}, {_place(plan)}:"
         for label, size, remark in _rows(plan):
@@ -22,7 +22,8 @@ def describe_memory(plans: Sequence[MemoryPlan]) -> Iterator[str]:
 
 def _place(plan: MemoryPlan) -> str:
     if not plan.is_gpu:
-        return f"host memory, {size_text(plan.total_bytes)} a worker"
+        part = f"each of a worker's {plan.gpus} ranks" if plan.gpus > 1 else "a worker"
+        return f"host memory, {size_text(plan.total_bytes)} for {part}"
     each = f"each of {plan.gpus} GPUs" if plan.gpus > 1 else "one GPU"
     return f"{each}, {plan.device}, {size_text(plan.total_bytes)}"
 

@@ -46,7 +46,7 @@ _HONOURED: Mapping[str, Honoured] = {
             "",
             "model tokenizer skip_tokenizer_init trust_remote_code max_seq_len enable_chunked_prefill "
             "disable_overlap_scheduler enable_iter_perf_stats max_stats_len guided_decoding_backend "
-            "tensor_parallel_size",
+            "tensor_parallel_size moe_tensor_parallel_size moe_expert_parallel_size",
         ),
         Honoured(),
     ),
@@ -207,7 +207,7 @@ class FieldRefusal:
     unused: bool = False
 
 
-_SPLIT = "the torch engine splits every layer, and each of its experts, over the GPUs of a worker"
+_SPLIT = "the torch engine splits every layer over the GPUs of a worker, experts by their number or their columns"
 _USE_TP = "use --tp, or the tensorrt-llm engine"
 _PIPELINE = (
     "the torch engine has no pipeline stages: on one machine they answer later than --tp at the same number of GPUs"
@@ -230,8 +230,6 @@ REFUSED: Mapping[str, FieldRefusal] = {
         f"{name}_parallel_size": FieldRefusal(_SPLIT, harmless, _USE_TP)
         for name, harmless in {
             "context": (1,),
-            "moe_expert": (1, -1),
-            "moe_tensor": (1, -1),
             "moe_cluster": (1, -1),
         }.items()
     },

@@ -13,7 +13,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 Unit = Literal[
     "requests", "tokens", "seconds", "bytes", "blocks", "images", "steps", "events", "grammars", "forwards", "leases",
     "embeddings", "handoffs", "share", "hertz", "watts", "joules", "celsius", "errors", "descriptors", "boolean",
-    "batches", "calls", "GB/s",
+    "batches", "calls", "ratio", "GB/s",
 ]  # fmt: skip
 
 TEXT_ROLES: tuple[Server, ...] = ("agg", "prefill", "decode")

@@ -176,7 +176,7 @@ def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Ite
 
 
 def _device(workers: Sequence[ProcessSpec], plan: Plan, machine: Machine) -> MemoryDevice:
-    """The GPU with the least free memory among those of ``workers``; without GPUs, one worker's share of the host."""
+    """The GPU with the least free memory among those of ``workers``; without GPUs, one rank's share of the host."""
     indices = {index for worker in workers for index in worker.gpu_indices}
     gpus = [gpu for gpu in machine.gpus if gpu.index in indices]
     if not gpus:

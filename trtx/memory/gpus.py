@@ -11,7 +11,7 @@ from trtx.memory.units import MIB
 
 @dataclass(frozen=True, slots=True)
 class MemoryDevice:
-    """The device that a worker's memory is planned for: one GPU, or a CPU worker's share of the host.
+    """The device that a worker's memory is planned for: one GPU, or on a CPU the host's share for one rank.
 
     ``free_bytes``: None if unknown; the plan then assumes that no other process uses the device. ``capability``: None
     if unknown, and for a CPU.

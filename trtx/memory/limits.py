@@ -23,6 +23,8 @@ _MOST_RANKS, _MOST_SEQUENCES, _MOST = 1 << 12, 1 << 20, 1 << 48
 class Limits:
     """The memory-related fields of an engine config, under shortened names.
 
+    ``moe_tp``: 0 if ``moe_ep`` decides.
+
     ``max_seq_len``: None: the model's own. ``windows``: attention windows, which repeat over the layers.
     """
 
@@ -30,6 +32,7 @@ class Limits:
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    moe_tp: int = 0
     moe_ep: int = 1
     attention_dp: bool = False
     lm_head_tp: bool = False
@@ -71,12 +74,19 @@ def limits_of(values: Mapping[str, Any], *, engine: str) -> Limits:
     batch = config.whole("max_batch_size", most=_MOST_SEQUENCES) or usual_batch
     # AutoDeploy shards over world_size and refuses the other parallel fields.
     is_autodeploy = values.get("backend") == "_autodeploy"
+    tp = config.whole("world_size" if is_autodeploy else "tensor_parallel_size", most=_MOST_RANKS) or 1
+    moe_tp, moe_ep = (
+        max(0, config.whole(f"moe_{kind}_parallel_size", least=-1, most=_MOST_RANKS) or 0)
+        for kind in ("tensor", "expert")
+    )
     return Limits(
         engine=engine,
-        tp=config.whole("world_size" if is_autodeploy else "tensor_parallel_size", most=_MOST_RANKS) or 1,
+        tp=tp,
         pp=config.whole("pipeline_parallel_size", most=_MOST_RANKS) or 1,
         cp=config.whole("context_parallel_size", most=_MOST_RANKS) or 1,
-        moe_ep=max(1, config.whole("moe_expert_parallel_size", least=-1, most=_MOST_RANKS) or 0),
+        # As in TensorRT-LLM, one of the two that is not set follows from the other.
+        moe_tp=moe_tp,
+        moe_ep=moe_ep or max(1, tp // (moe_tp or tp)),
         attention_dp=bool(values.get("enable_attention_dp")),
         lm_head_tp=bool(values.get("enable_lm_head_tp_in_adp")),
         expert_slots=_Section(balancer, "moe_config.load_balancer.").whole("num_slots") or 0

@@ -13,7 +13,7 @@ from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.quantization import read_quantization
-from trtx.checkpoint.tensor_parallel import check_ranks, rank_config
+from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks, rank_config
 from trtx.checkpoint.windows import computed_windows
 from trtx.memory import reserves, torch_engine
 from trtx.memory.budget import Model
@@ -54,8 +54,9 @@ def _for_torch(
 ) -> Model:
     has_tower = media is None or media.has_encoder
     whole = read_model_config(directory)
-    check_ranks(whole, limits.tp)
-    config = rank_config(whole, limits.tp)
+    sizes = RankSizes.of(limits.tp, limits.moe_tp, limits.moe_ep)
+    check_ranks(whole, sizes)
+    config = rank_config(whole, sizes)
     shape = replace(shape, context_length=config.max_position)
     windows = computed_windows(
         config.windows, directory, on_gpu=device.is_gpu, deterministic=False, max_seq_len=limits.max_seq_len

@@ -25,6 +25,7 @@ from trtx.topology.plan import (
     template_path,
 )
 from trtx.topology.planner import Ports, plan
+from trtx.topology.ranked_handoff import refuse_between_hosts
 from trtx.topology.request_protection import request_protection
 from trtx.topology.settling import settle
 from trtx.topology.workload import ModelFiles, check_router_args, check_size
@@ -53,6 +54,7 @@ __all__ = [
     "is_loopback",
     "plan",
     "plan_hosts",
+    "refuse_between_hosts",
     "request_protection",
     "settle",
     "template_path",

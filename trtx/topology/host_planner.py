@@ -13,6 +13,7 @@ from trtx.errors import UsageError
 from trtx.topology import commands
 from trtx.topology.host_placement import WorkerPlacement, place_on_hosts
 from trtx.topology.plan import Credentials, EtcdService, NatsService, Plan, PlannedHost, ProcessSpec, group_of
+from trtx.topology.ranked_handoff import refuse_between_hosts
 from trtx.topology.workload import ENGINES_WITHOUT_GPU, ModelFiles, Site, Workload
 
 NOT_KNOWN = "–"
@@ -84,6 +85,8 @@ def plan_hosts(
     if engine in ENGINES_WITHOUT_GPU:
         hosts = _without_gpus(hosts, engine)
     _check_gpus(work, hosts)
+    if len(hosts.hosts) > 1:
+        refuse_between_hosts(work.values, engine, f"the workers run on {len(hosts.hosts)} hosts")
     placed = place_on_hosts(hosts.hosts, work.workers)
     etcd = EtcdService(
         hosts.etcd,

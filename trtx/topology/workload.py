@@ -19,6 +19,7 @@ from trtx.engine.tensorrt_llm.versions import pipelines_prefill
 from trtx.errors import UsageError
 from trtx.topology import commands
 from trtx.topology.plan import ProcessSpec, ServerTls, config_path, template_path
+from trtx.topology.ranked_handoff import check_same_sums
 
 ENGINES_WITHOUT_GPU = ("simulated", "paced")
 _NO_ENCODER = {  # engine -> why it supports no encode workers
@@ -111,6 +112,8 @@ class Workload:
             )
         configs, reasons = _with_tp(spec, engine_configs)
         sizes = {role: _gpus_per_worker(role, configs[role].values, engine, engine_version) for role in spec.roles}
+        if spec.deterministic and engine == "torch":
+            check_same_sums({role: config.values for role, config in configs.items()})
         split = {role: without_left_out(config, engine, on_gpu=on_gpu) for role, config in configs.items()}
         left_out = tuple(one for _, fields in split.values() for one in fields)
         for config in engine_configs.values():
@@ -360,11 +363,6 @@ def _check_torch(role: Role, values: Mapping[str, Any], size: int, how: str) -> 
         raise UsageError(
             f"{role} asks for {size} GPUs per worker ({how}), but engine torch only splits layers, not the model into "
             "stages or the sequences; use --tp alone, which is faster on one machine, or --engine tensorrt-llm"
-        )
-    if size > 1 and role in ("prefill", "decode"):
-        raise UsageError(
-            f"{role} asks for {size} GPUs per worker, and engine torch hands KV off between workers of one GPU only; "
-            "use --tp 1, --mode agg, or --engine tensorrt-llm"
         )
     if (problem := conflict(values)) is not None:
         raise UsageError(f"{role}: {problem}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from trtx.config.torch_groups import block_layers
@@ -94,6 +94,10 @@ class KvGeometry:
         """Geometry of a model whose layers all attend to all positions: one KV cache group."""
         group = LayerGroup(tuple(range(num_layers)), num_kv_heads, head_dim)
         return cls((group,), tokens_per_block, dtype, scales, arithmetic)
+
+    def with_heads(self, num_kv_heads: int) -> KvGeometry:
+        """Returns the geometry of the same model with another number of heads in a block."""
+        return replace(self, groups=tuple(replace(group, num_kv_heads=num_kv_heads) for group in self.groups))
 
     @property
     def windows(self) -> tuple[int | None, ...]:

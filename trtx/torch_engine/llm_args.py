@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from trtx.checkpoint.tensor_parallel import RankSizes
 from trtx.config.torch_limits import DEFAULT_MAX_NUM_TOKENS, DEFAULT_TOKENS_PER_BLOCK, TRANSPORT_OF
 
 DEFAULT_MAX_BATCH_SIZE = 256
@@ -103,6 +104,8 @@ class LlmArgs:
     skip_tokenizer_init: bool = False
     trust_remote_code: bool = False
     tensor_parallel_size: int = 1
+    moe_tensor_parallel_size: int = -1  # -1: tensor_parallel_size by moe_expert_parallel_size
+    moe_expert_parallel_size: int = -1  # -1: tensor_parallel_size by moe_tensor_parallel_size, or 1
     dtype: str = "auto"
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     max_num_tokens: int = DEFAULT_MAX_NUM_TOKENS
@@ -123,6 +126,11 @@ class LlmArgs:
     deterministic: bool = False  # trtx's own argument, absent from engine configs: see LLM
     grammar_tokenizer: str | None = None  # path or text of the tokenizer.json that grammars are spelled with
     grammar_end_ids: tuple[int, ...] = ()  # the model's own, which may end a grammar's text
+
+    @property
+    def rank_sizes(self) -> RankSizes:
+        """How the ranks split layers and experts. Raises UsageError for sizes that do not fit together."""
+        return RankSizes.of(self.tensor_parallel_size, self.moe_tensor_parallel_size, self.moe_expert_parallel_size)
 
     @property
     def guides(self) -> bool:

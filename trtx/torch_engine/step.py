@@ -134,6 +134,18 @@ class Sampled:
     after_drafts: list[Sampled] = field(default_factory=list)  # for each guess: what was sampled after it
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertBalance:
+    """How evenly the routers spread tokens over experts since the balance was last read.
+
+    An imbalance is the load of the busiest by the mean load, in each layer, as the mean over layers: 1 is even.
+    """
+
+    tokens: int  # since the start: each token counts once for each of its experts in each layer
+    busiest_expert: float
+    busiest_rank: float | None  # None: one rank holds all experts
+
+
 class LaunchedStep(Protocol):
     """A step that the device is computing or has computed."""
 
@@ -173,6 +185,10 @@ class ModelRunner(Protocol):
     @property
     def graph_misses(self) -> int | None:
         """Forwards since the start that no CUDA graph of their kind could hold; None: the runner has no graphs."""
+
+    @property
+    def expert_balance(self) -> ExpertBalance | None:
+        """The load of experts, as of the last step whose results read it; None: unknown, or a dense model."""
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """Starts to write KV for every new token and to sample where requested; does not wait for results.

@@ -53,6 +53,7 @@ _ITERATION_FAMILIES: tuple[tuple[ServedFamily, str, float], ...] = (
 _TORCH_FAMILIES: tuple[tuple[ServedFamily, str, float], ...] = (
     (step_families.PREEMPTIONS, "numPreemptions", 1),
     (step_families.GRAPH_MISSES, "numGraphMisses", 1),
+    (step_families.EXPERT_TOKENS, "expertStats.numRoutedTokens", 1),
     (step_families.GRAMMARS_CACHED, "guidedDecodingStats.numCached", 1),
 )
 # Metric family, its tiers, and the field of each value of its last label.
@@ -62,6 +63,11 @@ _OUTCOME_FAMILIES: tuple[tuple[ServedFamily, tuple[str, ...], dict[str, str]], .
         step_families.GRAMMAR_LOOKUPS,
         (),
         {"compiled": "guidedDecodingStats.numCompiled", "cached": "guidedDecodingStats.numReused"},
+    ),
+    (
+        step_families.EXPERT_IMBALANCE,
+        (),
+        {"expert": "expertStats.expertImbalance", "rank": "expertStats.rankImbalance"},
     ),
     (
         kv_families.KV_TIER_BYTES,

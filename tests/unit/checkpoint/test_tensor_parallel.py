@@ -10,7 +10,7 @@ import pytest
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
-from trtx.checkpoint.tensor_parallel import check_ranks, rank_config
+from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks, rank_config
 from trtx.errors import UsageError
 
 
@@ -36,31 +36,75 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do(
     changes: dict[str, Any], ranks: int, says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        check_ranks(shape(tmp_path, **changes), ranks)
+        check_ranks(shape(tmp_path, **changes), RankSizes(ranks))
     assert str(refused.value) == f"tensor_parallel_size is {ranks}, which {says}"
 
 
 def test_columns_of_experts_must_divide_and_those_of_an_absent_mlp_need_not() -> None:
     config = read_model_config(resolve_checkpoint("synthetic:tiny-moe").path)
-    check_ranks(config, 4)
+    check_ranks(config, RankSizes(4))
     with pytest.raises(UsageError, match="the model's 4 attention heads"):
-        check_ranks(config, 8)
+        check_ranks(config, RankSizes(8))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "moe_tensor", "moe_expert", "expert_ranks"),
+    [(4, None, None, 1), (4, -1, 2, 2), (4, 2, None, 2), (4, 1, -1, 4), (4, 4, 1, 1), (1, 1, 1, 1), (2, None, 2, 2)],
+)
+def test_sizes_of_experts_follow_from_each_other(
+    ranks: int, moe_tensor: int | None, moe_expert: int | None, expert_ranks: int
+) -> None:
+    assert RankSizes.of(ranks, moe_tensor, moe_expert) == RankSizes(ranks, expert_ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "moe_tensor", "moe_expert", "sizes"),
+    [(4, 2, 4, "2 x 4"), (4, None, 3, "1 x 3"), (4, 3, None, "3 x 1"), (1, None, 2, "1 x 2"), (2, 8, None, "8 x 1")],
+)
+def test_sizes_of_experts_that_do_not_multiply_to_the_ranks_are_refused(
+    ranks: int, moe_tensor: int | None, moe_expert: int | None, sizes: str
+) -> None:
+    with pytest.raises(UsageError, match=f"is {sizes}, and tensor_parallel_size is {ranks}; expected a product of"):
+        RankSizes.of(ranks, moe_tensor, moe_expert)
+
+
+def test_each_expert_is_held_by_as_many_ranks_as_split_its_columns() -> None:
+    config = read_model_config(resolve_checkpoint("synthetic:tiny-moe").path)
+    assert config.experts is not None
+    sizes = RankSizes(4, 2)
+    shares = [rank_config(config, sizes, rank).experts for rank in range(4)]
+    half, width = config.experts.count // 2, config.experts.intermediate_size // 2
+    assert [(share.own.start, len(share.own), share.intermediate_size) for share in shares if share] == [
+        (0, half, width), (half, half, width), (0, half, width), (half, half, width),
+    ]  # fmt: skip
+    assert [sizes.expert_part(rank) for rank in range(4)] == [0, 0, 1, 1]
+
+
+def test_ranks_of_experts_must_divide_experts_that_exist(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="moe_expert_parallel_size is 2, and this Qwen3ForCausalLM has no experts"):
+        check_ranks(shape(tmp_path), RankSizes(2, 2))
+    source = resolve_checkpoint("synthetic:tiny-moe").path
+    changes = {"num_experts": 6, "num_experts_per_tok": 2}
+    config = json.loads((source / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="which does not divide the model's 6 experts; expected 1, 2, 3 or 6"):
+        check_ranks(read_model_config(tmp_path), RankSizes(4, 4))
 
 
 def test_a_model_that_takes_images_is_refused() -> None:
     with pytest.raises(UsageError, match="takes images, which the torch engine computes on one GPU; use --tp 1"):
-        check_ranks(read_model_config(resolve_checkpoint("synthetic:tiny-vl").path), 2)
+        check_ranks(read_model_config(resolve_checkpoint("synthetic:tiny-vl").path), RankSizes(2))
 
 
 def test_blocks_of_a_quantized_weight_are_not_cut(tmp_path: Path) -> None:
     quantization = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(quantization))
     config = shape(tmp_path, intermediate_size=96, head_dim=32)
-    check_ranks(config, 2)
+    check_ranks(config, RankSizes(2))
     with pytest.raises(UsageError, match=r"does not divide the blocks of .*down_proj.*, which is quantized to NVFP4"):
-        check_ranks(config, 4)
+        check_ranks(config, RankSizes(4))
 
 
 def test_with_more_ranks_than_kv_heads_each_rank_has_one(tmp_path: Path) -> None:
-    share = rank_config(shape(tmp_path), 4)
+    share = rank_config(shape(tmp_path), RankSizes(4))
     assert (share.num_heads, share.num_kv_heads, share.intermediate_size) == (2, 1, 192)

@@ -10,7 +10,7 @@ import pytest
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.cli.memory_text import describe_memory
-from trtx.memory import device_named, plan_memory
+from trtx.memory import MemoryDevice, device_named, plan_memory
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +29,16 @@ def test_a_table_fits_80_columns_with_the_largest_figures() -> None:
     assert max(map(len, lines)) <= 80
     assert "holds" in "\n".join(lines)
     assert any(line.split()[:2] == ["a", "token"] and "16,384 B" in line for line in lines)
+
+
+def test_the_plan_of_ranks_on_a_cpu_is_for_one_rank() -> None:
+    host = MemoryDevice("CPU", 4 << 30, 4 << 30, is_gpu=False)
+    path = resolve_checkpoint("synthetic:tiny-moe").path
+    sizes = {"tensor_parallel_size": 2, "moe_expert_parallel_size": 2}
+    one, two = (plan_memory(path, "agg", values, engine="torch", device=host) for values in ({}, sizes))
+    assert next(describe_memory([one])) == "Memory of agg, host memory, 4.00 GiB for a worker:"
+    assert next(describe_memory([two])) == "Memory of agg, host memory, 4.00 GiB for each of a worker's 2 ranks:"
+    assert two.weight_bytes < one.weight_bytes
 
 
 def test_dry_run_prints_the_plan_and_refuses_what_cannot_fit() -> None:

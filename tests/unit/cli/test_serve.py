@@ -29,6 +29,9 @@ def serve(*arguments: str) -> int:
     return app.run(["serve", "--port", "0", *arguments])
 
 
+_DETERMINISTIC = ("--engine", "torch", "--deterministic")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -44,7 +47,18 @@ def serve(*arguments: str) -> int:
         (("--set", "nonsense"), ("nonsense", "a.b=value")),
         (("--engine", "turbo"), ("turbo", "torch")),
         (("--engine", "tensorrt-llm"), ("tensorrt-llm",)),
-        (("--tp", "2", "--engine", "torch", "--mode", "disagg"), ("hands KV off", "--tp 1")),
+        (
+            ("--tp", "2", "--engine", "torch", "--set", "moe_expert_parallel_size=2"),
+            ("moe_expert_parallel_size is 2", "has no experts", "leave it out"),
+        ),
+        (
+            ("--model", "synthetic:tiny-moe", "--tp", "2", "--engine", "torch", "--set", "moe_expert_parallel_size=4"),
+            ("is 1 x 4, and tensor_parallel_size is 2", "expected a product of 2"),
+        ),
+        (
+            (*_DETERMINISTIC, "--mode", "disagg", "--set", "prefill.tensor_parallel_size=2"),
+            ("--deterministic", "prefill workers have tensor_parallel_size 2 and decode workers 1", "the same sizes"),
+        ),
         (("--tp", "16", "--engine", "torch"), ("tensor_parallel_size is 16; expected from 1 to 8", "(agg, --tp)")),
         (("--workers", "0"), ("--workers 0", "greater than or equal to 1")),
         (("--model", "/no/such/model"), ("/no/such/model",)),

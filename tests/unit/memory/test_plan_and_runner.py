@@ -27,7 +27,7 @@ from trtx.checkpoint.experts import EXPERT_FORMATS
 from trtx.checkpoint.families import FAMILIES
 from trtx.checkpoint.formats import DTYPES, LOADED, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
-from trtx.checkpoint.tensor_parallel import check_ranks
+from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks
 from trtx.errors import UsageError
 from trtx.memory import MemoryDevice, device_named, plan_memory, torch_engine
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
@@ -156,7 +156,7 @@ def _tensors(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
     stored=st.sampled_from(DTYPES),
     asked=st.sampled_from(("auto", "auto", *DTYPES)),
     cache=st.sampled_from(("auto", "auto", "fp8", "bfloat16")),
-    ranks=st.sampled_from((1, 1, 2)),
+    sizes=st.sampled_from((RankSizes(), RankSizes(), RankSizes(2), RankSizes(2, 2))),
 )
 def test_planned_memory_is_what_the_runner_takes(
     tmp_path: Path,
@@ -165,17 +165,18 @@ def test_planned_memory_is_what_the_runner_takes(
     stored: str,
     asked: str,
     cache: str,
-    ranks: int,
+    sizes: RankSizes,
 ) -> None:
     whole = _write(tmp_path, *drawn, stored)
     try:
-        check_ranks(whole, ranks)
-    except UsageError:  # blocks of a quantized format that two ranks would cut
-        ranks = 1
-    split = RankSplit(FirstOf(ranks), whole) if ranks > 1 else None
+        check_ranks(whole, sizes)
+    except UsageError:  # blocks of a quantized format that two ranks would cut, or a dense model
+        sizes = RankSizes()
+    split = RankSplit(FirstOf(sizes.ranks), whole, sizes) if sizes.ranks > 1 else None
     config = whole if split is None else split.config
     algorithm = config.quantization.algorithm if config.quantization else None
-    values = LIMITS | {"dtype": asked, "kv_cache_config": {"dtype": cache}, "tensor_parallel_size": ranks}
+    values = LIMITS | {"dtype": asked, "kv_cache_config": {"dtype": cache}, "tensor_parallel_size": sizes.ranks}
+    values["moe_expert_parallel_size"] = sizes.expert_ranks
     for device in DEVICES:
         dtype = torch_engine.compute_dtype(asked, config.dtype, is_gpu=device.is_gpu)
         try:

@@ -120,6 +120,13 @@ def test_a_pair_that_no_host_has_room_for_is_parted() -> None:
     assert where(plan) == {"prefill-0": "node1", "decode-0": "node2"}
 
 
+def test_workers_of_several_gpus_hand_off_kv_within_one_host() -> None:
+    sizes = {"prefill": 2, "decode": 1}
+    with pytest.raises(UsageError, match="prefill asks for 2 GPUs per worker.*within one host only.*run on 2 hosts"):
+        plan_of(hosts_of({"gpus": 2}, {"gpus": 1}), mode="disagg", tp=sizes)
+    assert len(plan_of(hosts_of({"gpus": 3}), mode="disagg", tp=sizes).workers) == 2
+
+
 def test_gpus_are_taken_in_the_order_in_which_a_host_names_them() -> None:
     plan = plan_of(hosts_of({"gpus": [5, 2]}, {"gpus": [0], "roles": None}), workers=3)
     assert {one.name: (one.host, one.gpu_indices) for one in plan.workers} == {

@@ -213,7 +213,7 @@ def test_gpus_are_indices_into_what_the_caller_sees() -> None:
         ({"mode": "agg", "gpus": (1, 1)}, ("twice",)),
         ({"mode": "disagg", "gpus": (1,)}, ("2 GPUs", "1 are named by --gpus", "--mode agg")),
         ({"mode": "agg", "workers": 2, "tp": 2}, ("2 agg of 2 GPUs each", "4 GPUs", "2 are visible", "--workers 1")),
-        ({"mode": "disagg", "tp": 2}, ("prefill asks for 2 GPUs", "hands KV off", "--mode agg")),
+        ({"mode": "disagg", "tp": 2}, ("1 prefill + 1 decode of 2 GPUs each", "4 GPUs", "2 are visible")),
         (
             {"mode": "disagg", "encode": 1},
             ("1 encode + 1 prefill + 1 decode", "3 GPUs", "leave --encode out", "--encode-shared 1 in its place"),

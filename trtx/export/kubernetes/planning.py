@@ -20,7 +20,7 @@ from trtx.export.kubernetes.target import KubernetesTarget, longest_name, name_o
 from trtx.export.kubernetes.variables import HTTP_PORT, SYSTEM_PORT, arguments, module_of, variables
 from trtx.export.nodes import check_launched_words, layout_of, nodes_of, refuse_encoders
 from trtx.launch import remote_prompt_notes, resolve
-from trtx.topology import BrokerPorts, Gpu, Machine, Plan, Ports, ProcessSpec, plan
+from trtx.topology import BrokerPorts, Gpu, Machine, Plan, Ports, ProcessSpec, plan, refuse_between_hosts
 
 RUN_DIRECTORY = PurePosixPath("/run/trtx")
 CONFIG_DIRECTORY = RUN_DIRECTORY / "serve" / "configs"
@@ -87,6 +87,8 @@ def plan_pods(spec: TopologySpec, target: KubernetesTarget) -> PodPlan:
         role: _nodes(role, config.values | _tp(spec), target, spec.engine, per_node)
         for role, config in resolved.configs.items()
     }
+    values = {role: config.values | _tp(spec) for role, config in resolved.configs.items()}
+    refuse_between_hosts(values, spec.engine, "each worker has a pod of its own")
     target = _named(target, spec.served_model_name or resolved.checkpoint.served_model_name, spec.mode, nodes)
     planned = _plan(spec, target, resolved.configs, resolved.checkpoint, source, on_gpu=per_node > 0)
     return PodPlan(

@@ -252,6 +252,7 @@ class EngineCore:
                 num_graph_misses=self.runner.graph_misses,
                 grammars=self._guided.counts if self._guided is not None else None,
                 speculation=self._speculation.take_counts() if self._speculation is not None else None,
+                experts=self.runner.expert_balance,
             )
 
     def _verify(self, sequence: Sequence, drafted: Drafted, sampled: Sampled) -> tuple[Update, int]:

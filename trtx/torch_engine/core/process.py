@@ -54,6 +54,7 @@ from trtx.torch_engine.parent import die_with_parent, exits_after, read_parent
 from trtx.torch_engine.step import ModelRunner, StepEmbedding
 
 if TYPE_CHECKING:
+    from trtx.torch_engine.handoff.ranked import KvRanks
     from trtx.torch_engine.runner import RunnerArgs
 
 
@@ -145,11 +146,11 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
     sys.path += [path for path in start.import_path if path not in sys.path]
     batched = _batched_processor(start.batched_processor)
     channel.send(Progress(f"loading {args.model}"))
-    runner = _create_runner(args, channel)
+    runner, kv_ranks = _create_runner(args, channel)
     transport = None
     if args.transport is not None:
         channel.send(Progress("registering the KV pool for handoff"))
-        transport = _new_transport(runner)
+        transport = _new_transport(runner, kv_ranks)
     kv = args.kv_cache_config
     host_copies = None
     if kv.host_cache_size:
@@ -198,12 +199,16 @@ def _parking(args: LlmArgs, core: EngineCore) -> Parking:
     return Parking(core, can_sleep=args.sleep_config is not None, new_transport=new_transport)
 
 
-def _new_transport(runner: ModelRunner) -> KvTransport:
-    from trtx.torch_engine.handoff import create_transport
+def _new_transport(runner: ModelRunner, kv_ranks: KvRanks | None = None) -> KvTransport:
+    from trtx.torch_engine.handoff import create_transport, direct_offer
     from trtx.torch_engine.handoff.fault import FaultyTransport
+    from trtx.torch_engine.handoff.ranked import RankedTransport
 
     # Every process of a topology gets its name in the environment: see trtx.topology.plan.
-    transport = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
+    own = create_transport(runner.pool, runner.geometry, group=os.environ.get("TRTX_TOPOLOGY"))
+    if kv_ranks is not None:
+        direct_offer(own)  # raises if other processes can't read the pool
+    transport: KvTransport = RankedTransport(own, runner.geometry, kv_ranks)
     if (asked := os.environ.get(kv_fault.VARIABLE)) is not None:
         return FaultyTransport(transport, runner.pool, runner.geometry, kv_fault.parse_kv_fault(asked))
     return transport
@@ -256,6 +261,7 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
         max_seq_len=args.max_seq_len,
         kv_dtype=kv.dtype,
         cuda_graphs=graphs is not None,
+        moe_expert_parallel_size=args.rank_sizes.expert_ranks,
         deterministic=args.deterministic,
         guided=args.guides,
         max_draft_len=spec.max_draft_len if spec is not None else 0,
@@ -266,7 +272,7 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
     )
 
 
-def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> ModelRunner:
+def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> tuple[ModelRunner, KvRanks | None]:
     if args.tensor_parallel_size == 1:
         from trtx.torch_engine.runner import create_runner
 
@@ -274,13 +280,14 @@ def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> ModelRunner:
             from trtx.torch_engine.runner.host_copies import check_host_memory
 
             check_host_memory(args.kv_cache_config.host_cache_size)
-        return create_runner(runner_args(args))
+        return create_runner(runner_args(args)), None
     from trtx.torch_engine.ranks.children import start_ranks
 
     ranks = start_ranks(args.tensor_parallel_size, partial(_end, channel))
     from trtx.torch_engine.ranks.leader import create_ranked_runner
 
-    return create_ranked_runner(runner_args(args), ranks)
+    leader = create_ranked_runner(runner_args(args), ranks, hands_off=args.transport is not None)
+    return leader, leader.kv_ranks
 
 
 def _end(channel: Channel[ToEngine], error: Exception) -> None:

@@ -10,6 +10,7 @@ from trtx.torch_engine.core.host_tier import HostTier
 from trtx.torch_engine.core.scheduler import Scheduler, Step
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.speculation import SpeculationCounts
+from trtx.torch_engine.step import ExpertBalance
 
 
 def iteration_stats(
@@ -27,6 +28,7 @@ def iteration_stats(
     num_graph_misses: int | None,
     grammars: GrammarCounts | None,
     speculation: SpeculationCounts | None = None,
+    experts: ExpertBalance | None = None,
 ) -> dict[str, Any]:
     """Returns a row of counts as of the end of the step; the next step may be in flight.
 
@@ -34,8 +36,8 @@ def iteration_stats(
     waited for the previous one began when that one was committed. Block counts are in units of one block in every KV
     cache group, i.e. of all layers.
 
-    TensorRT-LLM lacks ``numPreemptions``, ``deviceWaitMS``, ``numGraphMisses``, ``guidedDecodingStats`` and
-    ``hostKvCacheStats``. An argument that is None has no field.
+    TensorRT-LLM lacks ``numPreemptions``, ``deviceWaitMS``, ``numGraphMisses``, ``guidedDecodingStats``,
+    ``expertStats`` and ``hostKvCacheStats``. An argument that is None has no field.
     """
     decodes, prompts = step.generating, step.prompts
     fresh = [s for s in step.admitted if not s.is_resumed]
@@ -82,6 +84,12 @@ def iteration_stats(
         row["numGraphMisses"] = num_graph_misses
     if grammars is not None:
         row["guidedDecodingStats"] = _guided_decoding_stats(grammars)
+    if experts is not None:
+        row["expertStats"] = {
+            "numRoutedTokens": experts.tokens,
+            "expertImbalance": experts.busiest_expert,
+            "rankImbalance": experts.busiest_rank,
+        }
     if speculation is not None:
         row["specDecodingStats"] = _spec_decoding_stats(speculation, (ended - began) * 1e3)
     return row

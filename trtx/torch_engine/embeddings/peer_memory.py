@@ -14,6 +14,7 @@ import torch
 from trtx.torch_engine.embeddings.arena import BLOCK_BYTES
 from trtx.torch_engine.handoff.codec import DirectOffer
 from trtx.torch_engine.handoff.cuda_driver import HANDLE_BYTES, CudaDriver, CudaError
+from trtx.torch_engine.handoff.head_share import CopySpans
 from trtx.torch_engine.handoff.memory import CopyFailed, MemoryUnreachable, ProcessMemory, SharedMemory
 
 
@@ -43,8 +44,8 @@ class ProcessPeers(ProcessMemory):
         super().__init__(torch.empty(0) if pool is None else pool, BLOCK_BYTES)
 
     def copy(self, opened: tuple[int, int], blocks: Sequence[int], target: torch.Tensor) -> None:
-        remote = np.array(blocks, np.int32)
-        ProcessMemory(target, BLOCK_BYTES).start(opened, remote, np.arange(len(blocks), dtype=np.int32))
+        remote, local = np.array(blocks, np.int32), np.arange(len(blocks), dtype=np.int32)
+        ProcessMemory(target, BLOCK_BYTES).start(opened, remote, local, CopySpans.whole(BLOCK_BYTES))
 
 
 class CudaPeers:

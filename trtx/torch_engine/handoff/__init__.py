@@ -29,7 +29,7 @@ from trtx.torch_engine.handoff.base import (
     PeerGone,
     TransportEvents,
 )
-from trtx.torch_engine.handoff.codec import layout_of
+from trtx.torch_engine.handoff.codec import DirectOffer, layout_of
 from trtx.torch_engine.handoff.reads import Reads, Transport
 from trtx.torch_engine.handoff.transport import RoutedTransport
 
@@ -51,6 +51,7 @@ __all__ = [
     "PeerGone",
     "TransportEvents",
     "create_transport",
+    "direct_offer",
 ]
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,21 @@ def create_transport(
         else:
             raise UsageError(f"KV route {name!r} is not known; expected {' or '.join(ROUTES)}")
     return RoutedTransport(f"trtx-{uuid.uuid4().hex}", geometry, pool.shape[0], reads, opened)
+
+
+def direct_offer(transport: KvTransport) -> DirectOffer:
+    """Returns how other processes of this host read the pool of a transport.
+
+    Raises UsageError if the pool can't be shared, which a handoff from or to an engine of several ranks needs.
+    """
+    assert isinstance(transport, RoutedTransport)
+    for offer in transport.offers().values():
+        if isinstance(offer, DirectOffer):
+            return offer
+    raise UsageError(
+        "the KV pool can't be shared with other processes of this host, and workers of several GPUs hand off KV only "
+        "that way; use --tp 1, or --mode agg"
+    )
 
 
 def _direct(pool: torch.Tensor, geometry: KvGeometry, group: str | None, reads: Reads) -> list[Transport]:

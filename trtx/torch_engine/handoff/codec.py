@@ -7,6 +7,7 @@ from dataclasses import fields
 import msgspec
 
 from trtx.torch_engine.handoff.base import LayoutMismatch
+from trtx.torch_engine.handoff.head_share import HeadCopy
 from trtx.torch_engine.kv_layout import KvGeometry
 
 FORMAT_VERSION = 3
@@ -47,6 +48,10 @@ class ExportedKv(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int  # of the whole pool
     layout: str = POOL_LAYOUT
     geometry: KvGeometry
+    kv_heads: int = 0  # of the model, if the exporter has several ranks, which split them; 0: those of the geometry
+    peers: tuple[DirectOffer, ...] = ()  # of ranks 1, 2, …; the offers above are those of rank 0
+    # What one rank of a reader copies from the rank that ``direct`` leads to. A part's end releases no lease.
+    part: HeadCopy | None = None
     lease_id: int
     # int32, little-endian: the block ids of each KV cache group, one group after the other, in token order. They begin
     # with the first block that a decode reads (``kv_layout.first_block``) and end with the last token's block. As a
@@ -95,15 +100,25 @@ def decode(opaque_state: bytes) -> ExportedKv:
 
 
 def check(exported: ExportedKv, geometry: KvGeometry) -> None:
-    """Raises LayoutMismatch, which names the differing fields, unless both engines have the same KV layout."""
-    if exported.geometry == geometry and exported.layout == POOL_LAYOUT:
+    """Raises LayoutMismatch, which names the differing fields, unless both engines have the same KV layout.
+
+    ``geometry``: of this engine's own blocks. For a part, the number of heads in a block may differ.
+    """
+    if exported.part is not None:
+        geometry = geometry.with_heads(exported.geometry.groups[0].num_kv_heads)
+    check_layouts(exported, exported.geometry, geometry)
+
+
+def check_layouts(exported: ExportedKv, theirs: KvGeometry, ours: KvGeometry) -> None:
+    """As :func:`check`, for the geometries of the whole model."""
+    if theirs == ours and exported.layout == POOL_LAYOUT:
         return
     pairs: list[tuple[str, object, object]] = [("layout", exported.layout, POOL_LAYOUT)]
-    pairs += [(f.name, _shown(exported.geometry, f.name), _shown(geometry, f.name)) for f in fields(KvGeometry)]
-    differing = [(name, theirs, ours) for name, theirs, ours in pairs if theirs != ours]
+    pairs += [(f.name, _shown(theirs, f.name), _shown(ours, f.name)) for f in fields(KvGeometry)]
+    differing = [(name, one, other) for name, one, other in pairs if one != other]
     raise LayoutMismatch(
         f"KV layout of prefill engine {exported.engine} does not fit this decode engine: "
-        + "; ".join(f"{name} is {theirs!r} on prefill, {ours!r} on decode" for name, theirs, ours in differing)
+        + "; ".join(f"{name} is {one!r} on prefill, {other!r} on decode" for name, one, other in differing)
         + "; give both roles the same model and the same kv_cache_config"
     )
 

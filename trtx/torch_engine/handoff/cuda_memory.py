@@ -14,6 +14,7 @@ import torch
 
 from trtx.torch_engine.handoff.codec import DirectOffer
 from trtx.torch_engine.handoff.cuda_driver import CudaDriver, CudaError
+from trtx.torch_engine.handoff.head_share import CopySpans
 from trtx.torch_engine.handoff.memory import MemoryUnreachable
 from trtx.torch_engine.handoff.reads import BlockIds
 
@@ -78,7 +79,7 @@ class CudaMemory:
         self._launch = self._compile()[(PROGRAMS, 1, 1)]
         first = np.zeros(1, np.int32)  # copies block 0 onto itself
         ticket = self._gather(self.own, first, first)
-        self._copy(self.own, first, first)
+        self._copy(self.own, first, first, CopySpans.whole(block_bytes))
         ticket.done.record(self._stream)
         self._stream.synchronize()
         assert self.is_done(ticket)
@@ -103,12 +104,13 @@ class CudaMemory:
     def shut(self, pool: _Opened) -> None:
         self._driver.close(pool.base)
 
-    def start(self, pool: _Opened, remote: BlockIds, local: BlockIds) -> _Ticket:
-        if len(remote) < self._batched_blocks:
+    def start(self, pool: _Opened, remote: BlockIds, local: BlockIds, spans: CopySpans) -> _Ticket:
+        is_whole = spans.length == self._block_bytes == spans.source_block
+        if is_whole and len(remote) < self._batched_blocks:
             ticket = self._gather(pool, remote, local)
         else:
             ticket = self._take_ticket(0)
-            self._copy(pool, remote, local)
+            self._copy(pool, remote, local, spans)
         ticket.done.record(self._stream)
         return ticket
 
@@ -122,10 +124,10 @@ class CudaMemory:
         self._launch(pool.blocks, self.own.blocks, ids, count, self._block_bytes // WORD_BYTES, TILE, stream=stream)
         return ticket
 
-    def _copy(self, pool: _Opened, remote: BlockIds, local: BlockIds) -> None:
-        targets = local.astype(np.uint64) * np.uint64(self._block_bytes) + np.uint64(self.own.blocks)
-        sources = remote.astype(np.uint64) * np.uint64(self._block_bytes) + np.uint64(pool.blocks)
-        sizes = np.full(-(-len(remote) // COPY_STREAMS), self._block_bytes, np.uint64)
+    def _copy(self, pool: _Opened, remote: BlockIds, local: BlockIds, spans: CopySpans) -> None:
+        targets = local.astype(np.uint64) * np.uint64(self._block_bytes) + np.uint64(self.own.blocks + spans.target)
+        sources = remote.astype(np.uint64) * np.uint64(spans.source_block) + np.uint64(pool.blocks + spans.source)
+        sizes = np.full(-(-len(remote) // COPY_STREAMS), spans.length, np.uint64)
         for other in self._others:
             other.wait_stream(self._stream)
         streams = (self._stream, *self._others)

@@ -56,7 +56,7 @@ class DirectRoute:
                 raise CopyFailed("it closed its connection")
             if len(read.local):
                 pool = self._memory.own if source is None else source.pool
-                copy.ticket = self._memory.start(pool, read.remote, read.local)
+                copy.ticket = self._memory.start(pool, read.remote, read.local, read.spans)
         except CopyFailed as error:
             assert source is not None
             self._neighbours.leave(source)
@@ -80,9 +80,13 @@ class DirectRoute:
 
     def _settle(self, copy: _Copy) -> None:
         read = copy.read
+        if read.exported.part is not None:  # the engine releases the lease once all parts have arrived
+            is_there = copy.source is None or self._neighbours.is_alive(copy.source)
+        else:
+            is_there = self._reads.is_late(read) or self.release(read.exported)
         if copy.source is not None:
             self._neighbours.leave(copy.source)
-        if self._reads.is_late(read) or self.release(read.exported):
+        if is_there:
             self._reads.finish(read)
         else:
             self._reads.fail(read, "the prefill engine is gone (it closed its connection)")

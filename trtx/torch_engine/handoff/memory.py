@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from trtx.torch_engine.handoff.codec import DirectOffer
+from trtx.torch_engine.handoff.head_share import CopySpans
 from trtx.torch_engine.handoff.reads import BlockIds
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class PoolMemory(SharedMemory, Protocol):
 
     own: Any  # the local pool in the form that ``open`` returns
 
-    def start(self, pool: Any, remote: BlockIds, local: BlockIds) -> Any:
-        """Starts to copy blocks at once: no work enqueued earlier writes to them. Raises CopyFailed."""
+    def start(self, pool: Any, remote: BlockIds, local: BlockIds, spans: CopySpans) -> Any:
+        """Starts to copy spans of blocks at once: no work enqueued earlier writes to them. Raises CopyFailed."""
 
     def is_done(self, copy: Any) -> bool:
         """Whether the copy has no reads or writes outstanding. Call it until it returns True, then never again."""
@@ -97,14 +98,14 @@ class ProcessMemory:
     def shut(self, pool: tuple[int, int]) -> None:
         pass
 
-    def start(self, pool: tuple[int, int], remote: BlockIds, local: BlockIds) -> None:
+    def start(self, pool: tuple[int, int], remote: BlockIds, local: BlockIds, spans: CopySpans) -> None:
         pid, base = pool
-        sources = (remote.astype(np.int64) * self._block_bytes + base).tolist()
-        targets = (local.astype(np.int64) * self._block_bytes + self._address).tolist()
+        sources = (remote.astype(np.int64) * spans.source_block + (base + spans.source)).tolist()
+        targets = (local.astype(np.int64) * self._block_bytes + (self._address + spans.target)).tolist()
         try:
             for begin in range(0, len(sources), _IOV_MAX):
                 part = slice(begin, begin + _IOV_MAX)
-                self._read(pid, targets[part], sources[part], self._block_bytes)
+                self._read(pid, targets[part], sources[part], spans.length)
         except OSError as error:
             raise CopyFailed(os.strerror(error.errno or 0)) from error
 

@@ -74,7 +74,7 @@ class NixlRoute:
 
     def begin(self, read: Read) -> bool:
         offer = read.exported.nixl
-        if offer is None:
+        if offer is None or read.exported.part is not None:  # its descriptors are whole blocks
             return False
         peer = self._connect(read.exported, offer)
         opened = _Open(read, peer, self._post(peer, read))

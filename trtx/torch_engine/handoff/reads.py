@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from trtx.torch_engine.handoff import codec
 from trtx.torch_engine.handoff.base import FailedRead, FinishedRead, LayoutMismatch, LeaseExpired, TransportEvents
+from trtx.torch_engine.handoff.head_share import CopySpans
 from trtx.torch_engine.kv_layout import KvGeometry
 
 BlockIds = npt.NDArray[np.int32]
@@ -20,12 +21,13 @@ BlockIds = npt.NDArray[np.int32]
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """One read: block ``remote[i]`` of the exporter goes to the local block ``local[i]``."""
+    """One read: the bytes ``spans`` of block ``remote[i]`` of the exporter go to the local block ``local[i]``."""
 
     read_id: int
     exported: codec.ExportedKv
     remote: BlockIds
     local: BlockIds
+    spans: CopySpans
     num_bytes: int
     begun_s: float
 
@@ -91,9 +93,9 @@ class Reads:
                 "expected a read within its deadline; compute the prompt locally"
             )
         remote, local = self._block_ids(exported, positions, local_ids)
-        read = Read(
-            self._next_read_id, exported, remote, local, len(local) * self._geometry.block_bytes, begun_s
-        )  # fmt: skip
+        size = self._geometry.block_bytes
+        spans = CopySpans.whole(size) if exported.part is None else exported.part.spans(size)
+        read = Read(self._next_read_id, exported, remote, local, spans, len(local) * spans.length, begun_s)
         self._next_read_id += 1
         return read
 

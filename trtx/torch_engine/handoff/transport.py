@@ -39,8 +39,12 @@ class RoutedTransport:
     def pending_reads(self) -> int:
         return self._reads.pending
 
+    def offers(self) -> dict[str, codec.DirectOffer | codec.NixlOffer]:
+        """Returns how others reach the pool, by the names of the routes."""
+        return {route.name: route.offer() for route in self._routes}
+
     def export(self, lease_id: int, block_ids: Sequence[int], num_tokens: int, deadline_s: float) -> bytes:
-        offers: dict[str, Any] = {route.name: route.offer() for route in self._routes}
+        offers: dict[str, Any] = self.offers()
         return codec.encode(
             codec.ExportedKv(
                 engine=self._engine,

@@ -13,6 +13,7 @@ from trtx.config.engine_uses import in_force_and_left_out
 from trtx.config.torch_fields import FieldRefusal, Unused, record_of, refused_fields
 from trtx.config.torch_limits import outside_limits
 from trtx.config.torch_together import conflict
+from trtx.errors import UsageError
 from trtx.torch_engine.llm_args import (
     CacheTransceiverConfig,
     CudaGraphConfig,
@@ -66,9 +67,14 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg
         args = msgspec.convert(taken, LlmArgs)
     except msgspec.ValidationError as error:
         raise ValueError(f"the torch engine's arguments: {error}") from error
-    if args.tensor_parallel_size > 1 and (role == "encode" or args.transport is not None):
-        what = "an encoder runs" if role == "encode" else "KV is handed off (cache_transceiver_config) by an engine"
-        raise ValueError(f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1, as {what} on one GPU")
+    if args.tensor_parallel_size > 1 and role == "encode":
+        raise ValueError(
+            f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1, as an encoder runs on one GPU"
+        )
+    try:
+        args.rank_sizes  # noqa: B018 - raises for sizes that do not fit together
+    except UsageError as error:
+        raise ValueError(str(error)) from error
     if (problem := conflict(plain)) is not None:
         raise ValueError(f"the torch engine's arguments: {problem}")
     _, left_out = in_force_and_left_out(plain, "torch", role, on_gpu=True)

@@ -24,10 +24,15 @@ def most_bytes(size: int) -> int:
 class PeerSums:
     """Adds small tensors in one kernel: each rank copies its own to a shared buffer, waits, and reads all of them.
 
-    It uses no NVLink multicast, which many hosts forbid.
+    It uses no NVLink multicast, which many hosts forbid. Create it once in a process: torch (2.11 and 2.13) keeps the
+    store of the first group by the group's name, which is "0" for every group here, so that the ranks of a second group
+    would wait for each other in different stores forever.
     """
 
+    was_created = False
+
     def __init__(self, device: torch.device, size: int) -> None:
+        PeerSums.was_created = True
         self._most_bytes = most_bytes(size)
         self._buffer = symmetric_memory.empty(self._most_bytes, dtype=torch.uint8, device=device)
         world = dist.group.WORLD

@@ -9,9 +9,13 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 from trtx.errors import UsageError
-from trtx.torch_engine.ranks.pipe import Pipe, RankFailed, RankReady, RankStart
+from trtx.torch_engine.handoff.codec import DirectOffer
+from trtx.torch_engine.handoff.ranked import PartEnded, PartRead
+from trtx.torch_engine.ranks.pipe import PART_READ, Pipe, RankFailed, RankReady, RankStart
 
 _EXIT_GRACE_S = 5.0
 
@@ -30,7 +34,8 @@ class RankProcess:
         )
         theirs.close()
         self._pipe = Pipe(ours)
-        self._ready = threading.Event()
+        self._ready: SimpleQueue[RankReady] = SimpleQueue()
+        self._ended_parts: SimpleQueue[PartEnded] = SimpleQueue()
         self._is_closing = False
         threading.Thread(target=self._watch, name=f"rank-{rank}", daemon=True).start()
 
@@ -42,12 +47,20 @@ class RankProcess:
         """Tells the process what to load. It is the first frame."""
         self.send(pickle.dumps(start))
 
-    def wait_ready(self) -> None:
-        self._ready.wait()
+    def wait_ready(self) -> RankReady:
+        return self._ready.get()
 
     def send(self, frame: bytes) -> None:
         with suppress(OSError):  # dead already: the watcher reads its end of file
             self._pipe.send(frame)
+
+    def take_parts(self) -> list[PartEnded]:
+        """Returns the parts that ended since the last call, without blocking."""
+        ended: list[PartEnded] = []
+        with suppress(Empty):
+            while True:
+                ended.append(self._ended_parts.get_nowait())
+        return ended
 
     def close(self) -> None:
         self._is_closing = True
@@ -62,7 +75,9 @@ class RankProcess:
         while (frame := self._pipe.receive()) is not None:
             message = pickle.loads(frame)
             if isinstance(message, RankReady):
-                self._ready.set()
+                self._ready.put(message)
+            elif isinstance(message, PartEnded):
+                self._ended_parts.put(message)
             elif isinstance(message, RankFailed):
                 text = f"rank {self.rank}: {message.text}"
                 self._died(UsageError(text) if message.is_usage else RuntimeError(text))
@@ -70,6 +85,20 @@ class RankProcess:
         if not self._is_closing:
             code = self._process.wait()
             self._died(RuntimeError(f"rank {self.rank} ended: pid {self.pid}, exit code {code}"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingRank:
+    """A :class:`trtx.torch_engine.handoff.ranked.RankReader` in a child process."""
+
+    process: RankProcess
+    offer: DirectOffer
+
+    def begin_part(self, part: PartRead) -> None:
+        self.process.send(PART_READ + pickle.dumps(part))
+
+    def take_parts(self) -> list[PartEnded]:
+        return self.process.take_parts()
 
 
 def start_ranks(size: int, died: Callable[[Exception], None]) -> list[RankProcess]:

@@ -59,7 +59,7 @@ class DistributedGroup:
         )  # fmt: skip
         group = cls(rank, size, device, ordered=ordered)
         # The first collective allocates the library's buffers, before the KV pool takes the rest of the memory.
-        is_wanted = reads_peers and is_gpu and not group._adds_in_order
+        is_wanted = reads_peers and is_gpu and not group._adds_in_order and not PeerSums.was_created
         if group.smallest(int(is_wanted and can_read_peers(rank, size))):
             group._peer_sums = PeerSums(device, size)
         return group

@@ -11,29 +11,33 @@ from pathlib import Path
 import torch
 
 from trtx.checkpoint.model_config import read_model_config
-from trtx.checkpoint.tensor_parallel import check_ranks
+from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks
 from trtx.errors import UsageError
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.drafting import DraftModel
+from trtx.torch_engine.handoff.head_share import HeadShares
+from trtx.torch_engine.handoff.ranked import KvRanks
 from trtx.torch_engine.messages import MemoryTag
-from trtx.torch_engine.ranks.children import RankProcess
+from trtx.torch_engine.ranks.children import RankProcess, ReadingRank
 from trtx.torch_engine.ranks.group import DistributedGroup
 from trtx.torch_engine.ranks.pipe import RankStart
 from trtx.torch_engine.ranks.plans import PlanWriter
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.step import Batch, LaunchedStep, StepEmbedding
+from trtx.torch_engine.step import Batch, ExpertBalance, LaunchedStep, StepEmbedding
 
 
 class LeadingRunner:
     """A :class:`trtx.torch_engine.step.ModelRunner`: rank 0's runner, which the other ranks follow."""
 
     def __init__(
-        self, own: TorchRunner, ranks: list[RankProcess], group: DistributedGroup, directory: Path, max_batch_size: int
-    ) -> None:
+        self, own: TorchRunner, ranks: list[RankProcess], group: DistributedGroup, directory: Path, max_batch_size: int,
+        kv_ranks: KvRanks,
+    ) -> None:  # fmt: skip
         """``directory``: of the group's files, to remove at the end."""
         self._own = own
         self.ranks = ranks
+        self.kv_ranks = kv_ranks
         self._group = group
         self._directory = directory
         self._plans = PlanWriter(max_batch_size)
@@ -51,6 +55,10 @@ class LeadingRunner:
     @property
     def graph_misses(self) -> int | None:
         return self._own.graph_misses
+
+    @property
+    def expert_balance(self) -> ExpertBalance | None:
+        return self._own.expert_balance
 
     def launch(self, batch: Batch) -> LaunchedStep:
         plan = self._plans.write(batch)
@@ -82,15 +90,16 @@ class LeadingRunner:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def create_ranked_runner(args: RunnerArgs, ranks: list[RankProcess]) -> LeadingRunner:
+def create_ranked_runner(args: RunnerArgs, ranks: list[RankProcess], *, hands_off: bool = False) -> LeadingRunner:
     """Creates the runner of rank 0, which leads the other ``ranks`` and closes them when it is closed.
 
-    ``ranks``: the result of :func:`start_ranks`. Raises UsageError if the model can't be split over the ranks, or if
-    there are fewer GPUs than ranks; ``ranks`` are closed then.
+    ``ranks``: the result of :func:`start_ranks`. ``hands_off``: KV moves between these ranks and other engines. Raises
+    UsageError if the model can't be split over the ranks, or if there are fewer GPUs than ranks; ``ranks`` are closed
+    then.
     """
     directory = Path(tempfile.mkdtemp(prefix="trtx-ranks-"))  # in TMPDIR, which is removed with the topology
     try:
-        return _create(args, ranks, directory)
+        return _create(args, ranks, directory, hands_off=hands_off)
     except BaseException:
         for rank in ranks:
             rank.close()
@@ -98,9 +107,10 @@ def create_ranked_runner(args: RunnerArgs, ranks: list[RankProcess]) -> LeadingR
         raise
 
 
-def _create(args: RunnerArgs, ranks: list[RankProcess], directory: Path) -> LeadingRunner:
+def _create(args: RunnerArgs, ranks: list[RankProcess], directory: Path, *, hands_off: bool) -> LeadingRunner:
     size, meeting = 1 + len(ranks), directory / "meeting"
-    check_ranks(read_model_config(args.model_dir), size)
+    config = read_model_config(args.model_dir)
+    check_ranks(config, RankSizes(size, args.moe_expert_parallel_size))
     if args.cpu_threads is None:
         args = replace(args, cpu_threads=max(1, torch.get_num_threads() // size))
     if (is_gpu := resolve_device(args.device).type == "cuda") and (found := torch.cuda.device_count()) < size:
@@ -110,11 +120,12 @@ def _create(args: RunnerArgs, ranks: list[RankProcess], directory: Path) -> Lead
         )
     for rank in ranks:
         own = replace(args, device=f"cuda:{rank.rank}" if is_gpu else "cpu", guided=False)
-        rank.start(RankStart(own, rank.rank, size, str(meeting)))
+        rank.start(RankStart(own, rank.rank, size, str(meeting), hands_off))
     args = replace(args, device="cuda:0" if is_gpu else "cpu")
     device = resolve_device(args.device)
     group = DistributedGroup.join_at(meeting, 0, size, device, ordered=args.deterministic, reads_peers=args.reads_peers)
     runner = create_runner(args, group)
-    for rank in ranks:
-        rank.wait_ready()
-    return LeadingRunner(runner, ranks, group, directory, args.max_batch_size)
+    offers = [rank.wait_ready().offer for rank in ranks]
+    readers = [ReadingRank(rank, offer) for rank, offer in zip(ranks, offers, strict=True) if offer is not None]
+    kv_ranks = KvRanks(HeadShares(config.num_kv_heads, size), readers)
+    return LeadingRunner(runner, ranks, group, directory, args.max_batch_size, kv_ranks)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trtx.torch_engine.handoff.codec import DirectOffer
     from trtx.torch_engine.runner import RunnerArgs
 
 _LENGTH = struct.Struct("<I")
+PART_READ = struct.pack("=i", -1)
+"""The beginning of a frame that asks a rank to read KV. A plan begins with its number of sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,14 @@ class RankStart:
     rank: int
     size: int
     meeting: str  # the file in which the ranks meet
+    hands_off: bool = False  # KV moves between the rank's pool and those of other engines
 
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
     """A rank can follow plans."""
+
+    offer: DirectOffer | None = None  # how other engines read its pool, if it hands off KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +45,16 @@ class RankFailed:
 
 
 class Pipe:
-    """One end. Any one thread may send, and any one may receive."""
+    """One end. Any threads may send, and any one may receive."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._sending = threading.Lock()
 
     def send(self, frame: bytes) -> None:
         """Raises OSError if the other end has closed."""
-        self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+        with self._sending:
+            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
 
     def receive(self) -> bytes | None:
         """Returns the next frame, or None at end of file."""

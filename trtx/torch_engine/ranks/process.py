@@ -18,8 +18,10 @@ from pathlib import Path
 
 from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
+from trtx.torch_engine.handoff.codec import DirectOffer
 from trtx.torch_engine.parent import die_with_parent
-from trtx.torch_engine.ranks.pipe import Pipe, RankFailed, RankReady, RankStart
+from trtx.torch_engine.ranks.part_reads import PartReads
+from trtx.torch_engine.ranks.pipe import PART_READ, Pipe, RankFailed, RankReady, RankStart
 from trtx.torch_engine.ranks.plans import PlanReader
 from trtx.torch_engine.step import LaunchedStep, ModelRunner
 
@@ -61,13 +63,27 @@ def _follow(pipe: Pipe) -> None:
     start: RankStart = pickle.loads(first)
     with nothing_of_it_is_garbage():
         runner = _create(start)
+        parts, offer = _hand_off(runner, pipe) if start.hands_off else (None, None)
         gc.collect()
-    pipe.send(pickle.dumps(RankReady()))
+    pipe.send(pickle.dumps(RankReady(offer)))
     plans, launched = PlanReader(start.args.max_batch_size), deque[LaunchedStep]()
-    while (plan := pipe.receive()) is not None:
-        launched.append(runner.launch(plans.read(plan)))
+    while (frame := pipe.receive()) is not None:
+        if frame.startswith(PART_READ):
+            assert parts is not None
+            parts.begin(pickle.loads(frame[len(PART_READ) :]))
+            continue
+        launched.append(runner.launch(plans.read(frame)))
         if len(launched) > 1:  # as rank 0 does, which launches at most one step ahead
             launched.popleft().results()
+
+
+def _hand_off(runner: ModelRunner, pipe: Pipe) -> tuple[PartReads, DirectOffer]:
+    """Offers the pool to other engines, and starts to read parts of theirs. Raises UsageError if that can't be."""
+    from trtx.torch_engine.handoff import create_transport, direct_offer
+
+    transport = create_transport(runner.pool, runner.geometry, routes=("direct",))
+    offer = direct_offer(transport)
+    return PartReads(transport, lambda ended: pipe.send(pickle.dumps(ended))), offer
 
 
 def _create(start: RankStart) -> ModelRunner:

@@ -69,6 +69,7 @@ class RunnerArgs:
     deterministic: bool = False
     guided: bool = False  # sequences may follow grammars: room for their token masks
     reads_peers: bool = True  # ranks may add small tensors in memory that their GPUs share, else NCCL adds them
+    moe_expert_parallel_size: int = 1  # of the ranks: see trtx.checkpoint.tensor_parallel.RankSizes
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
     merges_passes: bool | None = None  # compute a step's decodes and prompt chunks in one mixed batch
     max_draft_len: int = 0  # guesses of a sequence that a step verifies at most

@@ -12,6 +12,7 @@ import torch
 from trtx.checkpoint.drafts import EAGLE3
 from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
+from trtx.checkpoint.tensor_parallel import RankSizes
 from trtx.checkpoint.windows import computed_windows
 from trtx.errors import UsageError
 from trtx.memory.draft_models import NO_DRAFT_MODEL
@@ -23,6 +24,7 @@ from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.draft_args import draft_memory_of, draft_runner_args
 from trtx.torch_engine.runner.draft_target import SmallModel
 from trtx.torch_engine.runner.eagle_parts import EagleParts
+from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
@@ -81,7 +83,9 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         max_seq_len=max_seq_len,
     )  # fmt: skip
     config = replace(config, windows=windows)
-    split = RankSplit(group, config) if group is not None else None
+    split = None
+    if group is not None:
+        split = RankSplit(group, config, RankSizes(group.size, args.moe_expert_parallel_size))
     config = split.config if split is not None else config
     capability = capability_of(device)
     computed = compute_dtype(args.dtype, config.dtype, is_gpu=device.type == "cuda")
@@ -94,9 +98,14 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     multiplier = _multiplier(args, device)
     draft_needs = draft_memory_of(args, config, computed) if args.draft is not None else NO_DRAFT_MODEL
     overlaps = capability is not None and capability >= _OVERLAPS
+    load = None
+    if config.experts is not None and any(config.experts.sparse) and (group is None or group.rank == 0):
+        load = ExpertLoad(
+            config.experts, device, padding_slot=args.max_batch_size, expert_ranks=args.moe_expert_parallel_size
+        )
     weights = load_weights(
         args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier,
-        experts=_experts(args, config, multiplier, device, overlaps=overlaps), split=split,
+        experts=_experts(args, config, multiplier, device, overlaps=overlaps), split=split, load=load,
     )  # fmt: skip
 
     def read_weights(model_dir: Path) -> DecoderWeights:
@@ -144,6 +153,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         deepstack_levels=levels,
         few_tokens=few_tokens,
         features=parts.features if parts is not None else None,
+        load=load,
     )
     masks = None
     if args.guided:
@@ -167,7 +177,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     runner = TorchRunner(
         decoder=decoder, sampler=sampler, pool=pool, cache=cache, geometry=geometry, max_position=config.max_position,
         vocab_size=config.vocab_size, graphs=graphs, padded=padded, passes=passes,
-        memory=RunnerMemory(movable, region),
+        memory=RunnerMemory(movable, region), load=load,
     )  # fmt: skip
     if parts is not None:
         head = _kernels(parts.config, parts.cache, parts.rotary(positions), Attention.BY_LENGTH, overlapped_tokens=0)
@@ -201,7 +211,7 @@ def _arithmetic(device: torch.device, dtype: str, split: RankSplit | None) -> st
         on = f"{torch.backends.cpu.get_cpu_capability()} CPU, {torch.get_num_threads()} threads"
     else:
         on = torch.cuda.get_device_name(device)
-    ranks = f" x {split.group.size}" if split is not None else ""
+    ranks = f" x {split.sizes}" if split is not None else ""
     return f"{dtype} on {on}{ranks}, torch {torch.__version__}"
 
 

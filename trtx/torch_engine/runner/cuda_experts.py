@@ -37,6 +37,7 @@ _OVERLAPPED_TOKENS = range(2, 65)
 """The numbers of tokens whose launches overlap: with others, that takes longer on an H100."""
 _SUM_BLOCK = 1024
 _ROUTE_BLOCK = 1024
+_LEAST_BINS = 16  # of a histogram of experts
 _MOST_ORDERED = 4096  # pairs that a program sorts at once
 _PROBED_ROWS = 200
 _PROBED_SHIFTS = (0, 1, 7, 13)  # offsets by which the probe's rows are rolled
@@ -91,43 +92,49 @@ class CudaExperts:
         experts, shares, rounded = self._route(x, weights)
         if weights.prepare is not None:
             rounded = weights.prepare(x)
-        return self._sum(self._multiply(rounded, weights, experts, x.dtype, tiles), shares, residual)
+        outputs = self._multiply(rounded, weights, experts, x.dtype, tiles)
+        return self._sum(outputs, shares, residual, is_whole=weights.is_whole)
 
     def _launch(self, num_rows: int) -> dict[str, object]:
         overlaps = self._overlaps and num_rows in _OVERLAPPED_TOKENS
         return {"OVERLAPS": overlaps, "launch_pdl": overlaps}
 
-    def _sum(self, outputs: Tensor, shares: Tensor, residual: Tensor | None) -> Tensor:
+    def _sum(self, outputs: Tensor, shares: Tensor, residual: Tensor | None, *, is_whole: bool) -> Tensor:
         (num_rows, per_token), hidden = shares.shape, outputs.shape[1]
         out = torch.empty(num_rows, hidden, dtype=outputs.dtype, device=outputs.device)
         weighted_sum_kernel[(num_rows, triton.cdiv(hidden, _SUM_BLOCK))](
             outputs, shares, out, residual, hidden,
-            PER_TOKEN=per_token, BLOCK=_SUM_BLOCK, num_warps=4, **self._launch(num_rows),
+            PER_TOKEN=per_token, BLOCK=_SUM_BLOCK, PARTIAL=not is_whole, num_warps=4, **self._launch(num_rows),
         )  # fmt: skip
         return out
 
     def _route(self, x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns experts [pairs] int32, their shares [n, per_token] float32, and the input of the experts."""
+        """Returns experts [pairs] int32, their shares [n, per_token] float32, and the input of the experts.
+
+        The experts are indices into those that are held; see the kernel.
+        """
         (num_rows, hidden), num_experts, per_token = x.shape, weights.router.shape[0], weights.per_token
         experts = torch.empty(num_rows * per_token, dtype=torch.int32, device=x.device)
         shares = torch.empty(num_rows, per_token, dtype=torch.float32, device=x.device)
         rounded = x if weights.scales is None else torch.empty_like(x, dtype=FP8)
+        load, slots, padding_slot = _counted(weights)
         route_kernel[(num_rows,)](
             self._multiplier(x, weights.router), experts, shares,
-            x, rounded, None if weights.scales is None else weights.scales.input,
-            EXPERTS=num_experts, PER_TOKEN=per_token, NORMALIZES=weights.normalizes, HIDDEN=hidden,
+            x, rounded, None if weights.scales is None else weights.scales.input, load, slots, padding_slot,
+            EXPERTS=num_experts, FIRST=weights.first, HELD=weights.held,
+            PER_TOKEN=per_token, NORMALIZES=weights.normalizes, HIDDEN=hidden,
             BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_PER_TOKEN=triton.next_power_of_2(per_token),
             BLOCK_HIDDEN=_ROUTE_BLOCK, num_warps=1, **self._launch(num_rows),
         )  # fmt: skip
         return experts, shares, rounded
 
     def _order(self, experts: Tensor, weights: ExpertWeights, rows: int, most_tiles: int) -> TileList:
-        num_pairs, num_experts = experts.shape[0], weights.router.shape[0]
+        num_pairs, num_experts = experts.shape[0], weights.held
         ordered = TileList.of(most_tiles, rows, experts.device)
         block = min(_MOST_ORDERED, max(128, triton.next_power_of_2(num_pairs)))
         order_pairs_kernel[(num_experts,)](
             experts, ordered.pairs, ordered.experts, ordered.num_tiles, num_pairs,
-            EXPERTS=num_experts, BLOCK_EXPERTS=triton.next_power_of_2(num_experts), BLOCK_ROWS=rows,
+            EXPERTS=num_experts, BLOCK_EXPERTS=max(_LEAST_BINS, triton.next_power_of_2(num_experts)), BLOCK_ROWS=rows,
             BLOCK_PAIRS=block, num_warps=8 if block > 1024 else 4, **self._launch(num_pairs // weights.per_token),
         )  # fmt: skip
         return ordered
@@ -209,6 +216,14 @@ class InvariantExperts(CudaExperts):
 
 def _key(weights: ExpertWeights) -> tuple[object, ...]:
     return weights.gate_up.shape, weights.gate_up.dtype, weights.per_token
+
+
+def _counted(weights: ExpertWeights) -> tuple[Tensor | None, Tensor | None, int]:
+    """Returns what counts the layer's tokens: the counters, the slots of the forward's rows, and the padding slot."""
+    load = weights.load
+    if load is None or load.rows.slots is None:
+        return None, None, 0
+    return load.tokens, load.rows.slots, load.rows.padding_slot
 
 
 def _options(tile: ExpertTile, rows: int) -> dict[str, object]:

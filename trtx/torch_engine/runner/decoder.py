@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.features import FeatureStore
 from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.kernels import Kernels, PassInputs
@@ -29,11 +30,13 @@ class Decoder:
         deepstack_levels: int = 0,
         few_tokens: LayerProducts | None = None,
         features: FeatureStore | None = None,
+        load: ExpertLoad | None = None,
     ) -> None:
         """``multiplier``: GEMM backend of the LM head.
 
         ``few_tokens``: computes the layers of small forwards. ``deepstack_levels``: number of extra vectors in a media
         row; each of the first layers adds one to its residual stream. ``features``: takes the outputs of some layers.
+        ``load``: counts the tokens of experts.
         """
         self._weights = weights
         self._kernels = kernels
@@ -42,6 +45,7 @@ class Decoder:
         self._deepstack_levels = deepstack_levels
         self._few_tokens = few_tokens
         self._features = features
+        self._load = load
 
     def hidden(self, inputs: PassInputs) -> Tensor:
         """Writes the KV of every token and returns hidden states ``[rows, hidden]`` after the final norm.
@@ -56,6 +60,8 @@ class Decoder:
             inputs = replace(inputs, rotary=self.mrope.of_decodes(inputs.positions, inputs.slots))
         for begin, rows in inputs.media:
             residual[begin : begin + rows.shape[0]] = rows[:, : residual.shape[1]]
+        if self._load is not None:
+            self._load.begin(inputs.slots)
         if self._few_tokens is not None and not inputs.media and self._few_tokens.takes(residual.shape[0]):
             return _rows(self._hidden_of_few(self._few_tokens, residual, inputs), inputs.wanted)
         # A model whose last layer also adds media vectors needs all tokens up to its end, since media are addressed by
@@ -69,6 +75,8 @@ class Decoder:
             attended = kernels.attend(q, index, inputs, layer.output.input_scale)
             if index + 1 == len(weights.layers):
                 attended, residual = _rows(attended, before_last), _rows(residual, before_last)
+                if self._load is not None:
+                    self._load.select(before_last)
             normed, residual = kernels.add_rms_norm(
                 layer.output(attended), residual, layer.mlp_norm, layer.mlp.input_scale
             )

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trtx.torch_engine.runner.expert_load import LayerLoad
 from trtx.torch_engine.runner.formats import Prepare
 from trtx.torch_engine.runner.linear import Linear, Multiplier
 
@@ -57,14 +58,26 @@ class ExpertWeights:
     """The router and the experts of one layer. The experts are in the engine's dtype or, with ``scales``, in float8."""
 
     router: Tensor  # [experts, hidden], in the engine's dtype
-    gate_up: Tensor  # [experts, 2 * intermediate, hidden]: an expert's rows of gate, up
-    down: Tensor  # [experts, hidden, intermediate]
+    gate_up: Tensor  # [held, 2 * intermediate, hidden]: an expert's rows of gate, up
+    down: Tensor  # [held, hidden, intermediate]
     per_token: int
     normalizes: bool  # whether the weights of a token's experts are divided by their sum
     scales: ExpertScales | None = None
     # For dequantized weights: round the inputs of both matmuls as the checkpoint's format does.
     prepare: Prepare | None = None
     prepare_gated: Prepare | None = None
+    first: int = 0  # the first of the experts that this rank holds
+    load: LayerLoad | None = None  # counts tokens by expert, on one of the ranks
+
+    @property
+    def held(self) -> int:
+        """The number of experts whose weights this rank holds."""
+        return self.down.shape[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank holds all experts."""
+        return self.held == self.router.shape[0]
 
 
 class ExpertBackend(Protocol):
@@ -74,7 +87,7 @@ class ExpertBackend(Protocol):
         """Announces a layer, once before its use. Raises UsageError if the backend can't compute it."""
 
     def __call__(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
-        """Returns for ``x`` [n, hidden] the weighted sum of each row's experts, ``[n, hidden]``."""
+        """Returns for ``x`` [n, hidden] the weighted sum of each row's experts that are held, ``[n, hidden]``."""
 
     def added(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation, residual: Tensor) -> Tensor:
         """Returns ``residual`` [n, hidden] plus the result of :meth:`__call__`, rounded like a separate addition."""
@@ -127,12 +140,15 @@ class LoopedExperts:
 
     def __call__(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
         experts, shares = route(self._multiplier(x, weights.router), weights)
+        if weights.load is not None:
+            weights.load.count(experts)
         x = x if weights.prepare is None else weights.prepare(x)
-        outputs = torch.empty(*experts.shape, x.shape[1], dtype=x.dtype, device=x.device)
+        outputs = torch.zeros(*experts.shape, x.shape[1], dtype=x.dtype, device=x.device)
         chosen, places = experts.flatten().sort(stable=True)
         counts = chosen.bincount(minlength=weights.router.shape[0]).tolist()
-        for expert, pairs in enumerate(torch.split(places, counts)):
-            if not counts[expert]:
+        held = slice(weights.first, weights.first + weights.held)
+        for expert, pairs in enumerate(torch.split(places, counts)[held]):
+            if not len(pairs):
                 continue
             rows = x[pairs // weights.per_token]
             gated = kernels.silu_and_mul(self._multiplier(rows, weights.gate_up[expert]))

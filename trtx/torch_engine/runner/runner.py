@@ -25,6 +25,7 @@ from trtx.torch_engine.messages import MemoryTag
 from trtx.torch_engine.runner.args import Passes
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.embeddings import EmbeddingLoader
+from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.graphs import DecodeGraphs
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, int32
 from trtx.torch_engine.runner.logprobs import RankedLogprobs, prompt_problem
@@ -33,7 +34,7 @@ from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.runner_memory import RunnerMemory
 from trtx.torch_engine.runner.sampler import SampledRows, Sampler
 from trtx.torch_engine.runner.slots import BlockTable
-from trtx.torch_engine.step import Batch, LogitsEdit, Sampled, ScheduledSequence, StepEmbedding
+from trtx.torch_engine.step import Batch, ExpertBalance, LogitsEdit, Sampled, ScheduledSequence, StepEmbedding
 
 _PROMPT_LOGPROB_ROWS = 256  # rows of float32 logits at once: 256 rows of 151,936 are 156 MB
 
@@ -60,6 +61,7 @@ class TorchStep:
     parts: list[tuple[list[int], SampledRows]] = field(default_factory=list)  # (places of the rows in the step, rows)
     prompts: list[tuple[int, list[RankedLogprobs]]] = field(default_factory=list)  # (place in the step, its logprobs)
     edits_on: Any = None  # the CUDA stream on which logits are edited; None on a CPU
+    read_load: Callable[[], None] | None = None  # updates the balance of experts after the step
     done: Any = None  # a CUDA event after all of the work; None on a CPU, where work is synchronous
 
     @torch.inference_mode()
@@ -106,6 +108,8 @@ class TorchStep:
         """See :meth:`trtx.torch_engine.step.LaunchedStep.results`."""
         if self.done is not None:
             self.done.synchronize()
+        if self.read_load is not None:
+            self.read_load()
         results = [Sampled(None) for _ in range(self.size)]
         for places, rows in self.parts:
             for place, sampled in zip(places, rows.results(), strict=True):
@@ -146,7 +150,9 @@ class TorchRunner:
         padded: PaddedPasses | None,
         passes: Passes,
         memory: RunnerMemory,
+        load: ExpertLoad | None = None,
     ) -> None:
+        self._load = load
         self._memory = memory
         self.geometry = geometry
         self.num_blocks = pool.shape[0]
@@ -176,6 +182,11 @@ class TorchRunner:
         """See :class:`trtx.torch_engine.step.ModelRunner`."""
         return None if self._graphs is None and self._padded is None else self._graph_misses
 
+    @property
+    def expert_balance(self) -> ExpertBalance | None:
+        """See :class:`trtx.torch_engine.step.ModelRunner`."""
+        return None if self._load is None else self._load.balance
+
     @torch.inference_mode()
     def launch(self, batch: Batch) -> TorchStep:
         """See :meth:`trtx.torch_engine.step.ModelRunner.launch`."""
@@ -197,6 +208,8 @@ class TorchRunner:
             step.forwards.append(SampledForward(logits, decodes, list(range(num_decodes - merged)), sample))
         if others:
             self._add_chunks(PackedPass(others, merged), len(decodes), step)
+        if self._load is not None:
+            step.read_load = self._load.read()
         if self.is_asynchronous:
             step.done = torch.cuda.Event()
         if not batch.waits_for_tokens:

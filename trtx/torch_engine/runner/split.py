@@ -1,7 +1,8 @@
-"""Tensor parallelism: the share of a model that one rank computes, and where the ranks' partial results meet.
+"""Tensor and expert parallelism: the share of a model that one rank computes, and where partial results meet.
 
-Each rank has some of the attention heads, of the MLP's columns and of the vocabulary. A matmul that reads a split input
-gives a partial sum, and the ranks add theirs up: after the attention's output projection and after the MLP.
+Each rank has some of the attention heads, of the MLP's columns, of the experts and of the vocabulary. A matmul that
+reads a split input gives a partial sum, and the ranks add theirs up: after the attention's output projection and after
+the MLP.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.checkpoint.dense import HEAD, checkpoint_tensors
+from trtx.checkpoint.experts import is_expert
 from trtx.checkpoint.model_config import ModelConfig
-from trtx.checkpoint.tensor_parallel import rank_config
+from trtx.checkpoint.tensor_parallel import RankSizes, rank_config
 from trtx.torch_engine.runner.linear import Linear, Multiplier
 from trtx.torch_engine.runner.mlp import ExpertBackend, ExpertWeights, GatedActivation
 
@@ -48,25 +50,31 @@ class RankSplit:
 
     group: RankGroup
     whole: ModelConfig
+    sizes: RankSizes
 
     @property
     def config(self) -> ModelConfig:
         """The shape of the share, as if it were a model of its own. The vocabulary and the hidden size are whole."""
-        return rank_config(self.whole, self.group.size)
+        return rank_config(self.whole, self.sizes, self.group.rank)
 
     def share(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yields this rank's share of each of the checkpoint's tensors, one at a time.
 
         A tensor is split in the dimensions in which the shapes of model and share differ. If there are more ranks than
-        KV heads, several ranks have the same head.
+        KV heads, several ranks have the same head. The weights of other ranks' experts are left out.
         """
         shares = checkpoint_tensors(self.config)
         for name, tensor in tensors:
+            if name not in shares:
+                continue
+            of_expert = is_expert(name)
+            ways = self.sizes.expert_columns if of_expert else self.group.size
+            part = self.sizes.expert_part(self.group.rank) if of_expert else self.group.rank
             share = self.head(tensor) if name == HEAD else tensor
             for dimension, length in enumerate(shares[name].shape):
                 parts = share.shape[dimension] // length
                 if parts > 1:
-                    share = share.narrow(dimension, self.group.rank * parts // self.group.size * length, length)
+                    share = share.narrow(dimension, part * parts // ways * length, length)
             if name.endswith("o_proj.bias") and self.group.rank:
                 share = share.new_zeros(share.shape)  # it is added once, by the first rank
             yield name, share if share is tensor else share.clone()
@@ -101,7 +109,7 @@ class SummedLinear:
 
 @dataclass(frozen=True, slots=True)
 class SummedExperts:
-    """An :class:`trtx.torch_engine.runner.mlp.ExpertBackend` whose ranks each have some columns of every expert."""
+    """An :class:`trtx.torch_engine.runner.mlp.ExpertBackend` whose ranks have experts or columns of their own."""
 
     partial: ExpertBackend
     group: RankGroup

@@ -27,13 +27,17 @@ from trtx.torch_engine.triton_pointwise import follow, store_result
 
 @triton.jit
 def route_kernel(
-    logits, experts, shares, x, rounded, scale,
-    EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, NORMALIZES: tl.constexpr, HIDDEN: tl.constexpr,
+    logits, experts, shares, x, rounded, scale, load, slots, padding_slot,
+    EXPERTS: tl.constexpr, FIRST: tl.constexpr, HELD: tl.constexpr,
+    PER_TOKEN: tl.constexpr, NORMALIZES: tl.constexpr, HIDDEN: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr, BLOCK_PER_TOKEN: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
     OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """Writes one token's ``experts`` [n, PER_TOKEN] int32 and their ``shares`` float32, rounded to the logits' dtype.
 
+    ``experts`` are indices into those that this rank holds: HELD of the model's EXPERTS, from FIRST on. A token's other
+    experts become HELD, with a share of 0. If ``load`` [EXPERTS] int32 is given, it counts the row for each of its
+    experts, unless ``slots`` [n] has the padding slot there.
     Of experts with equal probabilities the first ones win. A padding row may hold NaN, which must not lead to an expert
     that does not exist. If ``scale`` is given, ``x`` [n, HIDDEN] is rounded to float8 into ``rounded``.
     """
@@ -45,15 +49,23 @@ def route_kernel(
     powers = tl.exp(values - tl.max(values, 0))
     left = tl.where(index < EXPERTS, powers / tl.sum(powers, 0), -1.0)
     picked = tl.zeros((BLOCK_PER_TOKEN,), tl.float32)
+    is_held = tl.zeros((BLOCK_PER_TOKEN,), tl.int32)
     for place in tl.static_range(PER_TOKEN):
         best = tl.max(left, 0)
         expert = tl.minimum(tl.min(tl.where(left == best, index, EXPERTS), 0), EXPERTS - 1)
-        tl.store(experts + row * PER_TOKEN + place, expert)
+        own = tl.where((expert >= FIRST) & (expert < FIRST + HELD), expert - FIRST, HELD)
+        tl.store(experts + row * PER_TOKEN + place, own)
+        is_held = tl.where(places == place, (own < HELD).to(tl.int32), is_held)
         picked = tl.where(places == place, best, picked)
         left = tl.where(index == expert, -1.0, left)
     if NORMALIZES:
         picked = picked / tl.sum(picked, 0)
+    if load is not None:
+        is_token = tl.load(slots + row) != padding_slot
+        tl.atomic_add(load + index, 1, mask=(left == -1.0) & (index < EXPERTS) & is_token, sem="relaxed")
     shared = picked.to(logits.dtype.element_ty).to(tl.float32)
+    if HELD < EXPERTS:
+        shared = tl.where(is_held == 1, shared, 0.0)
     tl.store(shares + row * PER_TOKEN + places, shared, mask=places < PER_TOKEN)
     if scale is not None:
         for start in range(0, HIDDEN, BLOCK_HIDDEN):
@@ -71,7 +83,8 @@ def order_pairs_kernel(
 ):  # fmt: skip
     """Sorts pairs by expert, one expert for each program; the pairs of an expert keep their order.
 
-    ``experts`` [num_pairs]. ``pairs`` [tiles, BLOCK_ROWS]: the pairs of each tile, ``num_pairs`` for padding.
+    ``experts`` [num_pairs]; pairs of EXPERTS are left out, as another rank holds their experts. ``pairs``
+    [tiles, BLOCK_ROWS]: the pairs of each tile, ``num_pairs`` for padding.
     ``tile_experts`` [tiles]: their experts. ``num_tiles`` [1]: the tiles in use.
     """
     follow(OVERLAPS)
@@ -81,7 +94,8 @@ def order_pairs_kernel(
     for start in range(0, num_pairs, BLOCK_PAIRS):
         at = start + tl.arange(0, BLOCK_PAIRS)
         inside = at < num_pairs
-        counts += tl.histogram(tl.load(experts + at, mask=inside, other=0), BLOCK_EXPERTS, mask=inside)
+        found = tl.load(experts + at, mask=inside, other=EXPERTS)
+        counts += tl.histogram(tl.where(found < EXPERTS, found, 0), BLOCK_EXPERTS, mask=found < EXPERTS)
     tiles = (counts + BLOCK_ROWS - 1) // BLOCK_ROWS
     first = tl.sum(tl.where(index < own, tiles, 0), 0)
     own_tiles = tl.sum(tl.where(index == own, tiles, 0), 0)
@@ -243,12 +257,13 @@ def down_experts_kernel(
 
 @triton.jit
 def weighted_sum_kernel(
-    outputs, shares, out, residual, hidden, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr,
+    outputs, shares, out, residual, hidden, PER_TOKEN: tl.constexpr, BLOCK: tl.constexpr, PARTIAL: tl.constexpr,
     OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """Adds one token's ``outputs`` [n, PER_TOKEN, hidden] with the weights ``shares``, best expert first.
 
-    ``residual`` [n, hidden]: if given, it is added to the rounded sum.
+    ``residual`` [n, hidden]: if given, it is added to the rounded sum. PARTIAL: outputs with a share of 0 are
+    undefined.
     """
     follow(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
@@ -257,9 +272,11 @@ def weighted_sum_kernel(
     total = tl.zeros((BLOCK,), tl.float32)
     for place in tl.static_range(PER_TOKEN):
         pair = row * PER_TOKEN + place
-        total += tl.load(outputs + pair * hidden + columns, mask=inside, other=0.0).to(tl.float32) * tl.load(
-            shares + pair
-        )
+        share = tl.load(shares + pair)
+        defined = inside
+        if PARTIAL:
+            defined = inside & (tl.zeros((BLOCK,), tl.float32) + share > 0.0)
+        total += tl.load(outputs + pair * hidden + columns, mask=defined, other=0.0).to(tl.float32) * share
     result = total.to(out.dtype.element_ty)
     if residual is not None:
         other = tl.load(residual + row * hidden + columns, mask=inside, other=0.0)

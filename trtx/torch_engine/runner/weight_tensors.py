@@ -8,8 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-_BACKENDS = frozenset({"multiplier", "backend", "_product"})
-"""Attributes that hold a backend. Its tensors are scratch memory, or tensors of a weight that are found elsewhere."""
+_BACKENDS = frozenset({"multiplier", "backend", "_product", "load"})
+"""Attributes that hold a backend, or counters of one.
+
+Their tensors are scratch memory, or tensors of a weight that are found elsewhere.
+"""
 
 
 def named_weights(weights: Any) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from trtx.checkpoint.dense import (
 from trtx.checkpoint.experts import ExpertConfig, router_name, stack_name, stack_place
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
+from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.formats import Part, Prepare, QuantizedFormat, format_of, shared_input_scale
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, Linear, Multiplier, PlainLinear
@@ -81,7 +82,7 @@ def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) 
 def load_weights(
     model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool,
     multiplier: Multiplier = LIBRARY_MULTIPLIER, experts: ExpertBackend | None = None, split: RankSplit | None = None,
-    copied_to: torch.device | None = None,
+    copied_to: torch.device | None = None, load: ExpertLoad | None = None,
 ) -> DecoderWeights:  # fmt: skip
     """Loads every parameter to ``device``: FP8 weights unchanged with ``scaled_products``, all others in ``dtype``.
 
@@ -89,7 +90,8 @@ def load_weights(
     ``split``: ``config`` is one rank's share of the model; only that share stays on the device.
     Quantized weights are dequantized one by one, so that at most one is in memory twice; each expert's weight is copied
     to its place when it is read. ``copied_to``: the weights on ``device`` are only copied to this other device, and no
-    backend there computes with them. Raises UsageError for a missing, misshapen or unreadable tensor.
+    backend there computes with them. ``load``: counts the tokens of experts.
+    Raises UsageError for a missing, misshapen or unreadable tensor.
     """
     whole = split.whole if split is not None else config
     found = tensors_of(model_dir, whole, checkpoint_tensors(whole), device=device, dtype=dtype, drawn_on=copied_to)
@@ -100,7 +102,7 @@ def load_weights(
     if split is not None:
         experts = split.summed_experts(experts)
     loader = _Loader(config, tensors, dtype, scaled_products, multiplier, experts, split)
-    loader.is_used = copied_to is None
+    loader.is_used, loader.load = copied_to is None, load
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
@@ -155,6 +157,7 @@ class _Loader:
         self._multiplier = multiplier
         self._experts = experts
         self.num_dequantized = 0
+        self.load: ExpertLoad | None = None
         self.is_used = True  # False: no backend computes with these weights, so none has to admit them
 
     def layer(self, index: int) -> LayerWeights:
@@ -183,8 +186,9 @@ class _Loader:
         take, products = self._tensors.pop, expert_products(self._config, index)
         stacks = [stack_name(index, "gate_up"), stack_name(index, "down")]
         plain = ExpertWeights(
-            take(router_name(index)), take(stacks[0]), take(stacks[1]), experts.per_token, experts.normalizes
-        )
+            take(router_name(index)), take(stacks[0]), take(stacks[1]), experts.per_token, experts.normalizes,
+            first=experts.own.start, load=self.load.layer(index) if self.load is not None else None,
+        )  # fmt: skip
         if products is None or products.loading is None or self._config.quantization is None:
             return plain
         scales = [take(f"{stack}.weight_scale") for stack in stacks]
@@ -197,7 +201,7 @@ class _Loader:
         form = format_of(self._config.quantization)
         self.num_dequantized += 1
         prepare, prepare_gated = (form.prepare([{"input_scale": scale}]) for scale in inputs)
-        halves = plain.gate_up.view(experts.count, 2, experts.intermediate_size, -1)
+        halves = plain.gate_up.view(len(experts.own), 2, experts.intermediate_size, -1)
         return replace(
             plain,
             gate_up=self._dequantized(form, halves.flatten(0, 1), scales[0].flatten()).view_as(plain.gate_up),

@@ -117,6 +117,28 @@ GRAPH_MISSES = _family(
     when=f"{_TORCH}, if it captured CUDA graphs",
 )
 
+# --- experts ---
+
+_EXPERTS = f"{_TORCH} and a mixture of experts, once a second of steps is over"
+EXPERT_TOKENS = _family(
+    "counter",
+    "trtx_expert_tokens_total",
+    "tokens",
+    "Tokens that routers sent to experts: each token counts once for each of its experts in each layer.",
+    by=TEXT_ROLES,
+    when=_EXPERTS,
+)
+EXPERT_IMBALANCE = _family(
+    "gauge",
+    "trtx_expert_imbalance",
+    "ratio",
+    "Load of the busiest expert or rank, divided by the mean load, in each layer over the last second of steps; mean "
+    "over layers. 1 is even. There is no value for ranks if one rank holds all experts.",
+    "of",
+    by=TEXT_ROLES,
+    when=_EXPERTS,
+)
+
 # --- structured output ---
 
 GRAMMAR_LOOKUPS = _family(

@@ -20,7 +20,7 @@ import torch
 
 from trtx.torch_engine.handoff import FailedRead, FinishedRead, LayoutMismatch, PeerGone, TransportEvents
 from trtx.torch_engine.kv_layout import KvGeometry, LayerGroup
-from trtx.torch_engine.step import FROM_SLOT, Batch, LogitsEdit, Sampled
+from trtx.torch_engine.step import FROM_SLOT, Batch, ExpertBalance, LogitsEdit, Sampled
 
 VOCAB = 97
 
@@ -115,6 +115,7 @@ class OracleRunner:
         self.needs_grids = False
         self.is_asynchronous = True
         self.graph_misses: int | None = None
+        self.expert_balance: ExpertBalance | None = None
         self.masks = masks
         self.pool: Any = None
         self.bad_token = bad_token

@@ -89,8 +89,8 @@ def test_config_objects_are_as_good_as_mappings() -> None:
         ({"kv_cache_config": {"token_per_block": 4}}, "did you mean kv_cache_config.tokens_per_block"),
         ({"tensor_parallel_size": 9}, "tensor_parallel_size is 9; expected from 1 to 8"),
         (
-            {"tensor_parallel_size": 2, "cache_transceiver_config": {"backend": "DEFAULT"}},
-            "tensor_parallel_size is 2; expected 1, as KV is handed off",
+            {"tensor_parallel_size": 2, "moe_expert_parallel_size": 4},
+            "moe_tensor_parallel_size x moe_expert_parallel_size is 1 x 4, and tensor_parallel_size is 2",
         ),
         ({"max_beam_width": 4}, "max_beam_width is 4"),
         ({"max_num_tokens": "many"}, "max_num_tokens"),

@@ -25,10 +25,11 @@ from trtx.torch_engine.runner import RunnerArgs, create_runner
 pytestmark = pytest.mark.slow
 
 
-def new_args(family: str, directory: Path, *, deterministic: bool = False) -> RunnerArgs:
+def new_args(family: str, directory: Path, *, deterministic: bool = False, expert_ranks: int = 1) -> RunnerArgs:
     return RunnerArgs(
         model_dir=save(build(family), directory), device="cpu", dtype="float32", tokens_per_block=8, num_blocks=11,
         max_batch_size=5, guided=True, max_draft_len=3, cpu_threads=1, deterministic=deterministic,
+        moe_expert_parallel_size=expert_ranks,
     )  # fmt: skip
 
 
@@ -48,9 +49,18 @@ def test_biases_are_added_once_a_tied_head_is_split_and_ranks_share_kv_heads(fam
         ranked.close()
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.proof)])
-def test_ranks_give_the_tokens_of_one_rank_whatever_is_asked(size: int, tmp_path: Path) -> None:
-    args = new_args("qwen3_moe", tmp_path)
+@pytest.mark.parametrize(
+    ("size", "expert_ranks"),
+    [
+        pytest.param(2, 1, marks=pytest.mark.proof),
+        (2, 2),
+        pytest.param(4, 1, marks=pytest.mark.proof),
+        pytest.param(4, 4, marks=pytest.mark.proof),
+        pytest.param(4, 2, marks=pytest.mark.proof),
+    ],
+)
+def test_ranks_give_the_tokens_of_one_rank_whatever_is_asked(size: int, expert_ranks: int, tmp_path: Path) -> None:
+    args = new_args("qwen3_moe", tmp_path, expert_ranks=expert_ranks)
     one, ranked = create_runner(args), create_ranked_runner(args, start_ranks(size, unexpected))
     try:
         for seed in (0, 1):
@@ -74,8 +84,12 @@ def test_ranks_give_the_tokens_of_one_rank_whatever_is_asked(size: int, tmp_path
 
 
 @pytest.mark.proof
-def test_a_deterministic_engine_of_four_ranks_gives_the_same_bits_in_any_batch(tmp_path: Path) -> None:
-    ranked = create_ranked_runner(new_args("qwen3", tmp_path, deterministic=True), start_ranks(4, unexpected))
+@pytest.mark.parametrize(("family", "expert_ranks"), [("qwen3", 1), ("qwen3_moe", 2)])
+def test_a_deterministic_engine_of_four_ranks_gives_the_same_bits_in_any_batch(
+    family: str, expert_ranks: int, tmp_path: Path
+) -> None:
+    args = new_args(family, tmp_path, deterministic=True, expert_ranks=expert_ranks)
+    ranked = create_ranked_runner(args, start_ranks(4, unexpected))
     try:
         wishes = [wish for wish in workload(5) if wish.aborts is None]
         together, _ = served(ranked, wishes, overlap=True)

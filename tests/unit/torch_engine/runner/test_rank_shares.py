@@ -13,6 +13,7 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.formats import LOADED
 from trtx.checkpoint.model_config import read_model_config
+from trtx.checkpoint.tensor_parallel import RankSizes
 from trtx.torch_engine.runner.formats import format_of
 from trtx.torch_engine.runner.split import RankSplit
 
@@ -68,7 +69,7 @@ def test_shares_of_a_weight_are_rows_or_columns_of_it(algorithm: str, ranks: int
         return form.dequantize({name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)})
 
     for rank in range(ranks):
-        own = dict(RankSplit(OneOf(rank, ranks), config).share(iter(whole.items())))
+        own = dict(RankSplit(OneOf(rank, ranks), config, RankSizes(ranks)).share(iter(whole.items())))
         assert torch.equal(weight(own, QUERIES), weight(whole, QUERIES).chunk(ranks, dim=0)[rank])
         assert torch.equal(weight(own, OUTPUT), weight(whole, OUTPUT).chunk(ranks, dim=1)[rank])
         assert torch.equal(weight(own, KEYS), weight(whole, KEYS).chunk(2, dim=0)[rank * 2 // ranks])

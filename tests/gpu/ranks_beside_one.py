@@ -1,0 +1,54 @@
+"""``python ranks_beside_one.py MODEL EXPERT_RANKS READS_PEERS [DEVICE]``: two ranks give the tokens of one.
+
+Prints a line with the time after each stage.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from engine_player import assert_equal, served, workload
+
+from trtx.checkpoint import resolve_checkpoint
+from trtx.torch_engine.ranks.children import start_ranks
+from trtx.torch_engine.ranks.leader import create_ranked_runner
+from trtx.torch_engine.runner import RunnerArgs, create_runner
+
+BEGAN = time.monotonic()
+
+
+def stage(text: str) -> None:
+    print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", flush=True)
+
+
+def end(error: Exception) -> None:
+    print(f"a rank ended: {error}", file=sys.stderr, flush=True)
+    os._exit(1)  # a collective would wait for the other rank forever
+
+
+def main(model: str, expert_ranks: int, *, reads_peers: bool, device: str) -> None:
+    # Small limits, so that few CUDA graph buckets are captured.
+    args = RunnerArgs(
+        model_dir=resolve_checkpoint(model).path, device=device, dtype="float32", tokens_per_block=8, num_blocks=11,
+        max_batch_size=5, max_num_tokens=64, reads_peers=reads_peers, moe_expert_parallel_size=expert_ranks,
+    )  # fmt: skip
+    workloads = [workload(seed) for seed in range(2)]
+    one = create_runner(args)
+    stage("one created")
+    expected = [served(one, wishes, overlap=True)[0] for wishes in workloads]
+    one.close()
+    stage("one served")
+    two = create_ranked_runner(args, start_ranks(2, end))
+    stage("two created")
+    for wishes, answers in zip(workloads, expected, strict=True):
+        assert_equal(served(two, wishes, overlap=True)[0], answers, wishes)
+        stage("two gave the same tokens")
+    assert device == "cpu" or two.graph_misses is not None
+    two.close()
+    stage("two closed")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), reads_peers=sys.argv[3] == "1", device=(sys.argv[4:] or ["auto"])[0])
