@@ -26,7 +26,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from trtx.config import TopologySpec
@@ -34,7 +34,7 @@ from trtx.launch import prepare, serve
 
 ANSWER_TOKENS = 8
 BLOCK_TOKENS = 32
-WAYS = {
+WAYS: dict[str, tuple[Literal["kv", "round-robin"], bool]] = {
     "kv, tier": ("kv", True), "kv": ("kv", False),
     "round-robin, tier": ("round-robin", True), "round-robin": ("round-robin", False),
 }  # fmt: skip

@@ -145,5 +145,5 @@ def test_five_thousand_requests_over_handoffs_and_a_killed_peer_are_those_of_one
         f"{reads.recomputed} recomputed, {peers.alone} without a prefill engine; {tiers}"
     )
     assert cancelled and peers.alone and reads.reads
-    assert all(tier["loadedBlocks"] for tier in tiers) and len(tiers) == 2
+    assert all(tier["loadedBytes"] for tier in tiers) and len(tiers) == 2
     assert peers.handed + peers.alone == CONVERSATIONS * TURNS
