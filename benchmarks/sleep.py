@@ -6,7 +6,7 @@
 It uses the Python API, without Dynamo. Each of ``--cycles`` cycles starts ``--open`` requests of ``--tokens`` tokens,
 calls ``release`` while they are open, and then ``resume``. After each wake, the first prompt must get the answer that
 it got before the first sleep. The KV pool and the weights are then timed alone, without requests.
-``--updates`` also times an update to other weights and back. ``--restore`` is ``sleep_config.restore_modes.model_weights``.
+``--updates`` also times an update to other weights and back. ``--restore`` is the restore mode of the weights.
 
 GPU memory is what ``nvidia-smi`` shows for the whole GPU, so nothing else may use it; on a CPU it is "–". The last line
 of stdout is one JSON document. The exit code is 1 if an answer differs or a request did not finish.
@@ -154,8 +154,8 @@ def main() -> int:
     for step, seconds in rows:
         print(f"| {step} | {seconds} |")
     print(
-        f"GPU memory in MiB: {mib['empty_mib']} before, {mib['serving_mib']} serving, "
-        f"{mib['first_asleep_mib']} asleep, {mib['asleep_mib']} asleep in the last cycle, {mib['awake_mib']} awake again"
+        f"GPU memory in MiB: {mib['empty_mib']} before, {mib['serving_mib']} serving, {mib['first_asleep_mib']} "
+        f"asleep, {mib['asleep_mib']} asleep in the last cycle, {mib['awake_mib']} awake again"
     )
     asked = options.cycles * options.open
     print(f"{found['equal_answers']} of {options.cycles} first answers are equal; {found['whole_requests']} of {asked} "

@@ -2,7 +2,7 @@
 
 Owns the HTTP listener's socket options, the event plane's local ZMQ broker, a route that lists workers, and the door,
 which puts transformers' token ids into requests if Dynamo may make a model's prompts differently, and drops tool calls
-that were cut from answers.
+that were cut from answers, and says how to wake a model that sleeps.
 ``trtx.prompts`` makes the prompts. ``dynamo.frontend`` does everything else, in this process, with its own flags.
 Enter with ``python -m trtx.frontend``.
 It listens only on the addresses in its command line: the broker on loopback, HTTP on ``--http-host``.

@@ -1,4 +1,6 @@
-"""The HTTP port of a frontend with bounds, or whose prompts transformers makes; passes answers on unchanged.
+"""The HTTP port of a frontend with bounds, whose prompts transformers makes, or whose workers can sleep.
+
+It passes answers on unchanged, except the 503 of a model that sleeps.
 
 Dynamo 1.6.1 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
 prompts as token ids. So the door, in the frontend's process, parses each request and makes its prompt in a thread pool.
