@@ -15,6 +15,7 @@ from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.host_copies import create_host_copies, runs
 
 SIZE = 8
+BLOCKS_EACH = 12  # of a conversation, about
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class Case:
     overlap: bool = True
     batch: int = 5
     longest_answer: int = 5
-    blocks_each: int = 12  # of a conversation, about
     host_share: int = 1  # the tier holds one in so many conversations
 
     @property
@@ -49,7 +49,7 @@ WINDOWS = Case(
      ("layer_types", ("sliding_attention", "full_attention") * 2)),
     host_share=3,  # the tier evicts too
 )  # fmt: skip
-PREEMPTED = replace(FP8, overlap=True, batch=64, longest_answer=24, blocks_each=20)
+PREEMPTED = replace(FP8, overlap=True, batch=64, longest_answer=24)
 
 
 @pytest.mark.parametrize("case", [PLAIN, FP8, WINDOWS], ids=["plain", "fp8", "windows"])
@@ -70,7 +70,7 @@ def test_five_thousand_requests_of_four_hundred_conversations(case: Case, tmp_pa
 
 def _compare(directory: Path, case: Case, *, count: int, requests: int, share: int) -> None:
     model = build(case.family, **{name: list(v) if isinstance(v, tuple) else v for name, v in case.shape})
-    small, large = count * case.blocks_each // share, count * case.blocks_each * 2
+    small, large = count * BLOCKS_EACH // share, count * 32
     runner = create_runner(
         RunnerArgs(
             model_dir=save(model, directory), device="cpu", tokens_per_block=SIZE, num_blocks=2 * large,
@@ -85,7 +85,7 @@ def _compare(directory: Path, case: Case, *, count: int, requests: int, share: i
     expected = conversations(3, count, requests, longest_answer=case.longest_answer)
     served(expected, seed=1, num_blocks=groups * large, on_step=lambda core: None)
     found = conversations(3, count, requests, longest_answer=case.longest_answer)
-    host = count * case.blocks_each // case.host_share if case.host_share > 1 else large
+    host = count * BLOCKS_EACH // case.host_share if case.host_share > 1 else large
     copies = create_host_copies(runner.pool, host * groups * runner.geometry.block_bytes, groups)
     core = served(found, seed=2, num_blocks=small * groups, copies=copies)
     assert_same(found, expected, bits=case.is_deterministic)
