@@ -17,10 +17,13 @@ def conflict(values: Mapping[str, Any]) -> str | None:
     ranks = f"tensor_parallel_size is {gpus}" if gpus > 1 else None
     if ranks and (other := draft or sleep or tier):
         return f"{ranks}, and {other} works on one GPU only; use --tp 1, or leave {_without(other, draft)}"
-    if draft and (other := sleep or tier):
-        return f"{other} leaves out the KV and the weights of {draft}; use NGram or SA, or leave {other} out"
-    if sleep and tier:
-        return f"{sleep} releases the KV pool that {tier} copies from; leave one of them out"
+    if draft and tier:
+        return f"{tier} leaves out the KV of {draft}; use NGram or SA, or leave {tier} out"
+    if sleep and draft and model != "Draft_Target":
+        return (
+            f"{sleep} can't release the KV and the weights of {draft}; use Draft_Target, NGram or SA, or leave {sleep} "
+            "out"
+        )
     if tier and isinstance(kv, Mapping) and kv.get("enable_block_reuse") is False:
         return f"{tier} keeps blocks for reuse, and kv_cache_config.enable_block_reuse is false; leave one of them out"
     return None

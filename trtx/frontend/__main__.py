@@ -14,6 +14,7 @@ from trtx.errors import TrtxError, UsageError
 from trtx.frontend.admission import Bounds
 from trtx.frontend.broker import Broker
 from trtx.frontend.listener import NodelayListener
+from trtx.frontend.sleeping_workers import why_unavailable
 from trtx.prompts.same import difference
 from trtx.text import torch_hidden
 
@@ -46,6 +47,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--max-queue-s", type=float, help="seconds that a request may wait")
     parser.add_argument("--max-request-s", type=float, help="seconds that a request may take")
     parser.add_argument("--frontends", type=int, default=1, help="frontends that share the bounds")
+    parser.add_argument("--sleeps-in", type=Path, help="run directory of workers that can sleep")
     parser.add_argument("--broker-xsub", help="tcp://127.0.0.1:PORT where event publishers connect")
     parser.add_argument("--broker-xpub", help="tcp://127.0.0.1:PORT where event subscribers connect")
     args, rest = parser.parse_known_args(argv)
@@ -69,11 +71,18 @@ def address_of(host: str, port: int) -> str:
 
 
 def open_door(
-    maker: PromptMaker | None, address: tuple[str, int], flags: list[str], bounds: Bounds, *, reads_calls: bool
+    maker: PromptMaker | None,
+    address: tuple[str, int],
+    flags: list[str],
+    bounds: Bounds,
+    *,
+    reads_calls: bool,
+    sleeps_in: Path | None,
 ) -> tuple[list[str], int]:
     """Listens on ``address`` within ``bounds``, and makes prompts with ``maker``. Raises UsageError.
 
-    ``maker`` None: Dynamo makes them. ``reads_calls``: workers register a parser of tool calls.
+    ``maker`` None: Dynamo makes them. ``reads_calls``: workers register a parser of tool calls. ``sleeps_in``: run
+    directory of workers that can sleep.
 
     Returns Dynamo's flags and its port on loopback. The flags are ``flags`` without those for TLS, which the door
     terminates.
@@ -100,6 +109,7 @@ def open_door(
             read_slots=_slots,
             overload_status=_overload_status(),
             namespace=os.environ.get("DYN_NAMESPACE", ""),
+            why_unavailable=(lambda: None) if sleeps_in is None else partial(why_unavailable, sleeps_in),
         ).start()
     except OSError as error:
         raise UsageError(
@@ -167,9 +177,11 @@ def main(argv: list[str]) -> None:
         max_request_s=args.max_request_s,
         frontends=args.frontends,
     )
-    if differs or bounds.has_any:
+    if differs or bounds.has_any or args.sleeps_in is not None:
         maker = _maker(args.prompts_of, template) if differs else None
-        rest, port = open_door(maker, (host, port), rest, bounds, reads_calls=args.parser_of_calls is not None)
+        rest, port = open_door(
+            maker, (host, port), rest, bounds, reads_calls=args.parser_of_calls is not None, sleeps_in=args.sleeps_in
+        )
         host = "127.0.0.1"
     NodelayListener(port).start()
     from dynamo.frontend.main import (

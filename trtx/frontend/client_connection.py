@@ -34,6 +34,8 @@ class Services(Protocol):
     paths: frozenset[str]
     body_limit: int
 
+    def why_unavailable(self) -> str | None: ...
+
     async def inner(self, client: AnswerReader) -> DynamoConnection: ...
 
     async def rewritten(self, path: str, body: bytes) -> tuple[bytes, CallRequest | None]: ...
@@ -132,6 +134,10 @@ class ClientConnection(asyncio.Protocol):
     def _end_body(self) -> None:
         if self._closes_after_body:
             self.transport.close()
+
+    def why_unavailable(self) -> str | None:
+        """Says why no worker takes the request whose answer is due; None if this is unknown."""
+        return self._door.why_unavailable() if self._path in _GENERATING else None
 
     def next_request(self) -> None:
         """Goes on with what the client sent in the meantime. An answer that ends the connection has none after it."""

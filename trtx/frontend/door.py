@@ -1,4 +1,6 @@
-"""The HTTP port of a frontend with bounds, or whose prompts transformers makes; passes answers on unchanged.
+"""The HTTP port of a frontend with bounds, whose prompts transformers makes, or whose workers can sleep.
+
+It passes answers on unchanged, except the 503 of a model that sleeps.
 
 Dynamo 1.6.1 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
 prompts as token ids. So the door, in the frontend's process, parses each request and makes its prompt in a thread pool.
@@ -56,15 +58,18 @@ class Door:
         read_slots: ReadSlots = lambda: 0,
         overload_status: int = _OVERLOADED,
         namespace: str = "",
+        why_unavailable: Callable[[], str | None] = lambda: None,
     ) -> None:
         """POSTs to ``paths`` are rewritten. A body of more than ``body_limit`` bytes is refused.
 
         ``bounds``: how many requests wait and how long they take; ``overload_status`` answers those that may not.
         Requests of the launcher of ``namespace`` pass them.
+        ``why_unavailable``: returns the text that a 503 of Dynamo gets, or None.
         ``read_calls``: None if Dynamo has no parser of tool calls, so that all answers are copied.
         """
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
         self._read_calls, self._read_slots = read_calls, read_slots
+        self.why_unavailable = why_unavailable
         self.admission, self.overload_status = AdmissionQueue(bounds or Bounds()), overload_status
         self.launcher = (LAUNCHER_HEADER, namespace.encode())
         self.paths, self.body_limit = paths, body_limit

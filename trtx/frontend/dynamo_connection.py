@@ -7,8 +7,10 @@ import sys
 from typing import Protocol, cast
 
 from trtx.frontend.answer_framing import AnswerFraming
-from trtx.frontend.refusals import stream_end
+from trtx.frontend.refusals import refusal, stream_end
 from trtx.frontend.tool_answers import ToolAnswer
+
+_UNAVAILABLE = b"HTTP/1.1 503 "
 
 
 class AnswerReader(Protocol):
@@ -16,11 +18,13 @@ class AnswerReader(Protocol):
 
     transport: asyncio.Transport
 
+    def why_unavailable(self) -> str | None: ...
+
     def next_request(self) -> None: ...
 
 
 class DynamoConnection(asyncio.Protocol):
-    """Copies each answer to the client, unless a ToolAnswer reads it."""
+    """Copies each answer to the client, unless a ToolAnswer reads it, or it is a 503 of which trtx knows more."""
 
     transport: asyncio.Transport
 
@@ -28,6 +32,8 @@ class DynamoConnection(asyncio.Protocol):
         self._client = client
         self._framing: AnswerFraming | None = None
         self._answer: ToolAnswer | None = None
+        self._replaced: AnswerFraming | None = None  # an answer that the client gets in trtx's words
+        self._sentence = ""
         self._has_sent = False  # the client has got a part of the answer
         self._is_left = False  # the client no longer wants what comes
 
@@ -59,6 +65,12 @@ class DynamoConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_left:
             return
+        if not self._has_sent and self._replaced is None and data.startswith(_UNAVAILABLE):
+            self._sentence = self._client.why_unavailable() or ""
+            self._replaced = AnswerFraming(b"POST") if self._sentence else None
+        if self._replaced is not None:
+            self._replace(self._replaced, data)
+            return
         if self._answer is not None:
             self._read(self._answer, data)
             return
@@ -66,6 +78,12 @@ class DynamoConnection(asyncio.Protocol):
         self._client.transport.write(data)
         if self._framing is not None and self._framing.feed(data):
             self._framing = None
+            self._client.next_request()
+
+    def _replace(self, framing: AnswerFraming, data: bytes) -> None:
+        if framing.feed(data):
+            self._replaced = self._framing = self._answer = None
+            self._client.transport.write(refusal(503, self._sentence, closes=False))
             self._client.next_request()
 
     def _read(self, answer: ToolAnswer, data: bytes) -> None:

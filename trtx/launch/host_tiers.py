@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from trtx.errors import UsageError
-from trtx.memory import host_memory, size_text
+from trtx.memory import MemoryPlan, host_memory, size_text
+from trtx.memory.host import host_cache_too_small
 from trtx.topology import Plan
 
 
@@ -37,3 +41,11 @@ def with_host_tiers(plan: Plan) -> Plan:
         if size
     )
     return replace(plan, reasons=(*plan.reasons, *reasons))
+
+
+def check_host_tier(values: Mapping[str, Any], memory: MemoryPlan) -> None:
+    """Raises UsageError, as the torch engine would, for less than one block of each KV cache group."""
+    size = (values.get("kv_cache_config") or {}).get("host_cache_size") or 0
+    needed = math.ceil(memory.kv_bytes_per_token * memory.tokens_per_block)
+    if size and (problem := host_cache_too_small(size, needed, 1)) is not None:
+        raise UsageError(problem)

@@ -12,7 +12,7 @@ from trtx.checkpoint.vision import read_vision_config
 from trtx.config.media import EMBEDDING_CACHE_BYTES
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.errors import UsageError
-from trtx.launch.host_tiers import with_host_tiers
+from trtx.launch.host_tiers import check_host_tier, with_host_tiers
 from trtx.memory import (
     ENCODER_TOKENS,
     EncoderShare,
@@ -52,6 +52,8 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
         except UnknownShapeError as unknown:
             _check_bounds(plan, str(unknown))
             return replace(plan, reasons=(*plan.reasons, f"no memory plan because {unknown}"))
+        if plan.engine == "torch":
+            check_host_tier(values, found)
         memory.append(found)
     return replace(plan, memory=tuple(memory))
 

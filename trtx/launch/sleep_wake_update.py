@@ -31,6 +31,7 @@ class ServedMemory:
     """
 
     workers: tuple[ProcessSpec, ...]
+    namespace: str
     drain_s: float
     tell: Tell
 
@@ -41,7 +42,8 @@ class ServedMemory:
         for name in names:
             if name not in able:
                 raise UsageError(f"--worker {name} is not in this topology; expected one of {', '.join(able)}")
-        return cls(tuple(worker for name, worker in able.items() if not names or name in names), drain_s, tell)
+        chosen = tuple(worker for name, worker in able.items() if not names or name in names)
+        return cls(chosen, plan.namespace, drain_s, tell)
 
     def sleep(self, tags: Sequence[str]) -> None:
         """Releases the memory of ``tags``. After an error or Ctrl-C, wakes the workers that were awake before.
@@ -74,7 +76,7 @@ class ServedMemory:
         """
         asleep = self._asleep().workers
         awake = tuple(worker for worker in self.workers if worker not in asleep)
-        those = ServedMemory(awake, self.drain_s, lambda sentence: None)
+        those = replace(self, workers=awake, tell=lambda sentence: None)
         those.sleep(["kv_cache"])
         updated: list[str] = []
         try:
@@ -112,8 +114,17 @@ class ServedMemory:
             raise LaunchError(f"the workers are awake, but {plan.url} does not answer: {problem}")
 
     def _asleep(self) -> ServedMemory:
-        """The controls of those workers that are out of routing."""
+        """The controls of those workers that are out of routing.
+
+        Every verb calls this first. Raises UsageError if a port of this run belongs to another run now.
+        """
         states = [(worker, _ask(worker, "memory_status", {}, self.drain_s)) for worker in self.workers]
+        for worker, state in states:
+            if (found := state.get("namespace")) != self.namespace:
+                raise UsageError(
+                    f"{worker.name} of this run has ended: {worker.address}:{worker.system_port} belongs to a worker "
+                    f"of another run now, in namespace {found or 'unknown'}; give the directory of that run"
+                )
         return replace(self, workers=tuple(worker for worker, state in states if not state["is_routed"]))
 
     def _wake_again(self, tags: Sequence[str]) -> None:

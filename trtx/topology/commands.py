@@ -42,6 +42,7 @@ OWNED_FRONTEND_FLAGS = {
     "--event-plane": _OF_THE_TOPOLOGY,
     "--broker-xsub": _OF_THE_TOPOLOGY,
     "--broker-xpub": _OF_THE_TOPOLOGY,
+    "--sleeps-in": "which trtx sets itself, from sleep_config",
     "--prompts-of": "which trtx sets itself, from --model",
     "--prompts-template": "which trtx sets itself, from --chat-template",
     "--parser-of-calls": "which trtx sets itself, from --tool-call-parser",
@@ -264,6 +265,7 @@ def frontend_command(
     frontends: int,
     prompts_of: Path | None = None,
     chat_template: Path | None = None,
+    sleeps_in: Path | None = None,
 ) -> tuple[str, ...]:
     """Command line of a frontend, which is Dynamo's frontend started through trtx's.
 
@@ -271,7 +273,7 @@ def frontend_command(
     machine. ``frontends``: their number. With several, its router exchanges the workers' load with the others, as it
     would only know its own requests, and each takes its share of the bounds. ``prompts_of``: the model for which the
     frontend renders prompts with transformers, if Dynamo's may differ. ``chat_template``: the file that replaces the
-    model's.
+    model's. ``sleeps_in``: the run directory, if workers can sleep and have their status files on the same machine.
     """
     command = [sys.executable, "-m", "trtx.frontend", "--http-host", host, "--http-port", str(port)]
     if broker is not None:
@@ -284,6 +286,8 @@ def frontend_command(
             command += ["--prompts-template", str(chat_template)]
         if (parser := spec.registered_parsers.get("--tool-call-parser")) is not None:
             command += ["--parser-of-calls", parser]
+    if sleeps_in is not None:
+        command += ["--sleeps-in", str(sleeps_in)]
     if spec.tls_cert is not None:
         command += ["--tls-cert-path", str(spec.tls_cert), "--tls-key-path", str(spec.tls_key)]
     command += ["--router-mode", spec.router_mode, "--migration-limit", str(_MIGRATION_LIMIT)]

@@ -186,6 +186,7 @@ class Workload:
                 frontends=frontends,
                 prompts_of=None if site.host else self.model_path,
                 chat_template=self.chat_template,
+                sleeps_in=self.run_dir if self._can_sleep and not site.host else None,
             ),
             env={**env, **commands.frontend_environment(self.spec.media), **self._tracing(name, env)},
             log_path=self.run_dir / "serve" / "logs" / f"{name}.log",
@@ -230,6 +231,10 @@ class Workload:
             status_file=None if is_simulated else status_file,
             **asdict(site),
         )
+
+    @property
+    def _can_sleep(self) -> bool:
+        return self.engine == "torch" and any(one.get("sleep_config") is not None for one in self.values.values())
 
     def _tracing(self, name: str, env: Mapping[str, str]) -> dict[str, str]:
         return commands.tracing_environment(self.spec.otlp_endpoint, name, env.get("DYN_LOG", "warn"))

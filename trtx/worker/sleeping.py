@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,8 @@ class Sleeping:
     async def control(self, control: str, body: dict[str, Any]) -> dict[str, Any]:
         """Runs one of :data:`CONTROLS`.
 
-        Returns its answer: ``parked_tags``, the memory that is released now, and ``is_routed``, whether requests come.
+        Returns its answer: ``parked_tags``, the memory that is released now, ``is_routed``, whether requests come, and
+        ``namespace``, by which a caller knows the run.
         """
         try:
             order = msgspec.convert(body or {}, MemoryOrder)
@@ -71,7 +73,10 @@ class Sleeping:
         return {"status": "ok"} | self._state()
 
     def _state(self) -> dict[str, Any]:
-        return {"parked_tags": list(self._engine.parked_tags()), "is_routed": self._is_routed}
+        return {
+            "parked_tags": list(self._engine.parked_tags()), "is_routed": self._is_routed,
+            "namespace": os.environ.get("DYN_NAMESPACE", ""),
+        }  # fmt: skip
 
     async def _release(self, order: MemoryOrder) -> None:
         was_asleep = self.is_closed

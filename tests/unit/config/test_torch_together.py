@@ -20,12 +20,26 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("first", "second"), [*combinations(FEATURES, 2)])
+TOGETHER = [("draft model", "sleep_config"), ("sleep_config", "host_cache_size")]
+
+
+@pytest.mark.parametrize(("first", "second"), [two for two in combinations(FEATURES, 2) if two not in TOGETHER])
 def test_two_of_them_are_refused_in_a_sentence_that_names_both(first: str, second: str) -> None:
     found = conflict({**FEATURES[first], **FEATURES[second]})
     assert found is not None and first in found and second in found
     with pytest.raises(ValueError, match="the torch engine's arguments"):
         resolve_llm_args("m", {**FEATURES[first], **FEATURES[second]})
+
+
+@pytest.mark.parametrize(("first", "second"), TOGETHER)
+def test_a_sleeping_engine_may_have_a_small_draft_model_or_a_host_tier(first: str, second: str) -> None:
+    assert conflict({**FEATURES[first], **FEATURES[second]}) is None
+
+
+def test_an_engine_with_an_eagle_head_can_not_sleep() -> None:
+    spec = {"decoding_type": "Eagle3", "max_draft_len": 2, "speculative_model": "m"}
+    found = conflict({"speculative_config": spec, "sleep_config": {}})
+    assert found is not None and "Eagle3" in found and "sleep_config" in found
 
 
 def test_host_memory_for_blocks_that_are_never_reused_is_refused() -> None:

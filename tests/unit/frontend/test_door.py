@@ -9,14 +9,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trtx.frontend.answer_framing import AnswerFraming
 from trtx.frontend.door import Door
+from trtx.frontend.sleeping_workers import why_unavailable
 from trtx.prompts.maker import Unrenderable
 
 
@@ -27,6 +30,12 @@ class Echo(BaseHTTPRequestHandler):
 
     def _echo(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if body == b"ASLEEP":
+            self.send_response(503)
+            self.send_header("Content-Length", "7")
+            self.end_headers()
+            self.wfile.write(b"dynamos")
+            return
         if self.path == "/stream":
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
@@ -55,7 +64,14 @@ def rewrite(path: str, body: bytes) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("run")
+    (made / "serve" / "status").mkdir(parents=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def port(run_dir: Path) -> Iterator[int]:
     inner = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     inner.daemon_threads = True
     threading.Thread(target=inner.serve_forever, daemon=True).start()
@@ -63,8 +79,9 @@ def port() -> Iterator[int]:
         free.bind(("127.0.0.1", 0))
         outer = int(free.getsockname()[1])
     Door(
-        ("127.0.0.1", outer), inner.server_address[1], rewrite, paths=frozenset({"/v1/completions"}), body_limit=1000
-    ).start()
+        ("127.0.0.1", outer), inner.server_address[1], rewrite, paths=frozenset({"/v1/completions"}), body_limit=1000,
+        why_unavailable=partial(why_unavailable, run_dir),
+    ).start()  # fmt: skip
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         with socket.socket() as probe:
@@ -213,3 +230,21 @@ def test_a_door_in_front_of_nothing_does_not_listen() -> None:
 def test_a_port_in_use_is_an_os_error(port: int) -> None:
     with pytest.raises(OSError, match="in use"):
         Door(("127.0.0.1", port), 1, rewrite, paths=frozenset(), body_limit=1).start()
+
+
+@pytest.mark.parametrize("content", [b'{"state": "serving"}', b'{"state": "asleep"}', b"[]", b"half"])
+def test_a_503_says_how_to_wake_a_model_that_sleeps_and_the_connection_goes_on(
+    port: int, run_dir: Path, content: bytes
+) -> None:
+    (run_dir / "serve" / "status" / "agg-0.json").write_bytes(content)
+    asleep, other, after = exchanged(
+        port, request("/v1/completions", b"asleep"), request("/other", b"ASLEEP"), b"GET /x HTTP/1.1\r\nHost: x\r\n"
+        b"Connection: close\r\n\r\n",
+    )  # fmt: skip
+    assert (asleep[0], other, after[0]) == (503, (503, b"dynamos"), 200)
+    if b"asleep" in content:
+        document = json.loads(asleep[1])
+        assert document["code"] == 503 and "wake it with trtx wake" in document["message"]
+        assert run_dir.name in document["message"] and str(run_dir) not in document["message"]
+    else:
+        assert asleep[1] == b"dynamos"

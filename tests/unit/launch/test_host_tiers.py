@@ -32,6 +32,13 @@ def test_each_role_says_how_much_it_takes(tmp_path: Path) -> None:
     assert not any("host memory for KV" in reason for reason in planned(tmp_path, 0).reasons)
 
 
+def test_less_than_a_block_is_refused_before_the_engine_starts(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"host_cache_size is 1 bytes, and the blocks of the same tokens take \d+ bytes"
+    ):
+        planned(tmp_path, 1)
+
+
 def test_more_than_this_machine_can_give_to_all_workers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

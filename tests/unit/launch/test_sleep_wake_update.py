@@ -30,6 +30,7 @@ class Workers:
         self.without_controls: set[str] = set()
         self.parked: dict[str, list[str]] = {name: [] for name in roles}
         self.told: list[str] = []
+        self.namespaces: dict[str, str] = {}  # of workers of another run
         specs = [
             replace(process(tmp_path, name, role=role), system_port=self._open(stack, name))
             for name, role in roles.items()
@@ -68,7 +69,9 @@ class Workers:
             self.parked[name] = sorted({*self.parked[name], *body["tags"]})
         elif control == "resume":
             self.parked[name] = [tag for tag in self.parked[name] if body["tags"] and tag not in body["tags"]]
-        return {"status": "ok", "parked_tags": self.parked[name], "is_routed": not self.parked[name]}
+        namespace = self.namespaces.get(name, self.plan.namespace)
+        parked = self.parked[name]
+        return {"status": "ok", "parked_tags": parked, "is_routed": not parked, "namespace": namespace}
 
     def controls(self, *names: str) -> ServedMemory:
         return ServedMemory.of(self.plan, names, drain_s=1.0, tell=self.told.append)
@@ -192,4 +195,19 @@ def test_a_worker_without_controls_may_be_starting_and_no_worker_is_changed(work
 def test_a_worker_that_does_not_answer_is_named(workers: Workers) -> None:
     gone = replace(workers.plan.workers[0], system_port=1)
     with pytest.raises(LaunchError, match="decode-0 does not answer at http://127.0.0.1:1 .*check that its trtx serve"):
-        ServedMemory((gone,), 1.0, workers.told.append).wake(None)
+        ServedMemory((gone,), "", 1.0, workers.told.append).wake(None)
+
+
+@pytest.mark.parametrize("verb", ["sleep", "wake", "update"])
+def test_a_port_that_another_run_has_taken_is_left_alone(workers: Workers, tmp_path: Path, verb: str) -> None:
+    workers.namespaces["decode-0"] = "trtx-new"
+    controls = workers.controls()
+    calls = {
+        "sleep": lambda: controls.sleep(BOTH), "wake": lambda: controls.wake(None),
+        "update": lambda: controls.update_weights(tmp_path),
+    }  # fmt: skip
+    with pytest.raises(
+        UsageError, match="decode-0 of this run has ended: .* of another run now, in namespace trtx-new"
+    ):
+        calls[verb]()
+    assert workers.asked == []

@@ -332,11 +332,15 @@ class EngineCore:
             return f"{count} open {'request' if count == 1 else 'requests'}"
         if self._under_way is not None or self.scheduler.leaving:
             return "a step in flight"
+        if self.tier is not None and self.tier.wait_s is not None:
+            return "a copy of KV to or from host memory in flight"
         return "" if self._handoffs is None else self._handoffs.unfinished
 
     def forget_cache(self) -> None:
-        """Empties the prefix cache; the next report has the events."""
+        """Empties the prefix cache on both tiers; the next report has the events."""
         self.scheduler.pool.forget_all()
+        if self.tier is not None:
+            self.tier.clear()
 
     def replace_transport(self, transport: KvTransport | None) -> None:
         """Deregisters the pool, with no handoff unfinished; then ``transport``, which registered it anew, takes over.

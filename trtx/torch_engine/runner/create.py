@@ -65,6 +65,7 @@ def create_runner(args: RunnerArgs, group: RankGroup | None = None) -> TorchRunn
         if args.draft is not None and runner.draft_model is None:
             small = _create(draft_runner_args(args, args.draft, runner.num_blocks), device, None)
             runner.draft_model = SmallModel(small)
+            runner.memory.add(small)
         return runner
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)

@@ -153,7 +153,7 @@ class TorchRunner:
         load: ExpertLoad | None = None,
     ) -> None:
         self._load = load
-        self._memory = memory
+        self.memory = memory
         self.geometry = geometry
         self.num_blocks = pool.shape[0]
         self.pool = pool
@@ -331,22 +331,22 @@ class TorchRunner:
     def release(self, tags: Collection[MemoryTag]) -> None:
         """See :meth:`trtx.torch_engine.step.ModelRunner.release`."""
         self.synchronize()
-        self._memory.release(tags)
+        self.memory.release(tags)
 
     def restore(self, tags: Collection[MemoryTag]) -> None:
         """See :meth:`trtx.torch_engine.step.ModelRunner.restore`."""
-        self._memory.restore(tags)
+        self.memory.restore(tags)
         self._name_scales()
 
     def update_weights(self, model_dir: Path) -> None:
         """See :meth:`trtx.torch_engine.step.ModelRunner.update_weights`."""
         self.synchronize()
-        self._memory.update_weights(model_dir)
+        self.memory.update_weights(model_dir)
         self._name_scales()
 
     def _name_scales(self) -> None:
         """Updates the name of a float8 pool's scales, which engines compare before a handoff."""
-        if self.geometry.scales and (scales := self._memory.kv_scales) is not None:
+        if self.geometry.scales and (scales := self.memory.kv_scales) is not None:
             self.geometry = replace(self.geometry, scales=scales_name(scales))
 
     def device_memory_bytes(self) -> int:
@@ -358,7 +358,7 @@ class TorchRunner:
         self._embeddings.close()
         self.draft_model = None
         del self._graphs, self._padded, self._decoder, self._sampler, self.block_table, self.pool
-        self._memory.close()
+        self.memory.close()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

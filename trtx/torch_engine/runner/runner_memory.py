@@ -10,6 +10,7 @@ import mmap
 from collections.abc import Callable, Collection
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -115,9 +116,15 @@ class WeightMemory:
     def update(self, model_dir: Path) -> None:
         """Replaces the values by those of a checkpoint of the same config.
 
-        Raises UsageError for any other checkpoint, and changes nothing then. Released weights stay released.
+        Raises UsageError for any other checkpoint and for values that are not finite, and changes nothing then.
+        Released weights stay released.
         """
         read = self._read_same(model_dir)
+        if (wrong := next((name for name, value in read.items() if not _is_finite(value)), None)) is not None:
+            raise UsageError(
+                f"the weights of {model_dir} can't be used: {wrong} has values that are infinite or not a number; give "
+                "a checkpoint without such values"
+            )
         if not self.is_released:
             self._write(read)
             if self._copy is not None:
@@ -202,6 +209,16 @@ class _HostCopy:
             torch.cuda.synchronize()
 
 
+class SleepingRunner(Protocol):
+    """A runner whose memory is released with that of another one."""
+
+    def release(self, tags: Collection[MemoryTag]) -> None: ...
+
+    def restore(self, tags: Collection[MemoryTag]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RunnerMemory:
     """Releases, restores and updates a runner's memory between two steps."""
 
@@ -209,11 +226,21 @@ class RunnerMemory:
         """``pool``: the KV pool's region; None if no memory of this runner can be released."""
         self._weights = weights
         self._pool = pool
+        self._others: list[SleepingRunner] = []
         self._device = weights.weights.embedding.device
 
-    @torch.inference_mode()
+    def add(self, runner: SleepingRunner) -> None:
+        """Also releases and restores the memory of ``runner``, which a draft model has. Its weights are not updated."""
+        self._others.append(runner)
+
     def release(self, tags: Collection[MemoryTag]) -> None:
         """See :meth:`trtx.torch_engine.step.ModelRunner.release`."""
+        self._release(tags)
+        for other in self._others:
+            other.release(tags)
+
+    @torch.inference_mode()
+    def _release(self, tags: Collection[MemoryTag]) -> None:
         assert self._pool is not None
         if "model_weights" in tags:
             self._weights.release()
@@ -222,9 +249,18 @@ class RunnerMemory:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    @torch.inference_mode()
     def restore(self, tags: Collection[MemoryTag]) -> None:
         """See :meth:`trtx.torch_engine.step.ModelRunner.restore`."""
+        self._restore(tags)
+        try:
+            for other in self._others:
+                other.restore(tags)
+        except UsageError:
+            self._release(tags)
+            raise
+
+    @torch.inference_mode()
+    def _restore(self, tags: Collection[MemoryTag]) -> None:
         assert self._pool is not None
         try:
             if "model_weights" in tags:
@@ -246,6 +282,8 @@ class RunnerMemory:
 
     def close(self) -> None:
         """Frees all regions; the runner's tensors must not be used afterwards."""
+        for other in self._others:
+            other.close()
         self._weights.close()
         if self._pool is not None:
             self._pool.close()
@@ -258,6 +296,14 @@ class RunnerMemory:
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    if tensor.element_size() == 1:  # float8 has no infinity in the format that weights use, and no minimum in torch
+        return not bool(tensor.isnan().any())
+    return all(bool(end.isfinite()) for end in tensor.aminmax())  # a hundred times as fast as isfinite of each value
 
 
 def _form(tensor: Tensor | None) -> str:

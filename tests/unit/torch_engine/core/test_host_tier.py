@@ -226,7 +226,7 @@ def test_a_prompt_that_never_returns_displaces_none_that_does() -> None:
     assert h.counters.hits - hits == 16
 
 
-def _known_to_a_router(events: list[dict[str, Any]]) -> tuple[dict[int, int], set[int]]:
+def known_to_a_router(events: list[dict[str, Any]]) -> tuple[dict[int, int], set[int]]:
     """The level of each block that a router knows after the events, and the blocks that it can attach to nothing.
 
     A sequence can hold an unnamed copy of a block whose named one is evicted; the blocks after it have no known parent.
@@ -340,7 +340,7 @@ def test_any_mix_of_returns_aborts_and_late_copies_leaves_every_sequence_undistu
         assert got == expected[: len(got)]
         assert h.finished[index] == "cancelled" or len(got) == max_tokens
     if windows[0] is None:
-        known, lost = _known_to_a_router(h.events)
+        known, lost = known_to_a_router(h.events)
         held = _held(h)
         assert known == {block: level for block, level in held.items() if block in known}
         assert held.keys() - known.keys() <= lost

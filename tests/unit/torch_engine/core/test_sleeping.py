@@ -11,6 +11,7 @@ import pytest
 from tests.unit.torch_engine.core.oracle_runner import OracleRunner, undisturbed
 from tests.unit.torch_engine.core.test_disaggregation import Pair
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
+from tests.unit.torch_engine.core.test_host_tier import Tiered, known_to_a_router
 from trtx.errors import UsageError
 from trtx.torch_engine.core.sleeping import Parking
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
@@ -135,6 +136,28 @@ def test_routers_are_told_that_every_block_is_gone() -> None:
     stored = {block["block_hash"] for change in changes if change["type"] == "stored" for block in change["blocks"]}
     removed = {name for change in changes if change["type"] == "removed" for name in change["block_hashes"]}
     assert stored and stored == removed
+
+
+def test_host_copies_of_kv_are_forgotten_once_copies_under_way_have_ended() -> None:
+    slow = [1]
+    tiered = Tiered(16, 64, delay=lambda: slow[0])
+    sleeper = Sleeper(tiered)
+    for conversation in range(1, 6):
+        tiered.ask(conversation, prompt_of(40, conversation))
+    slow[0] = 4
+    tiered.submit(6, [*prompt_of(40, 1), 3])
+    for _ in range(2):
+        tiered.step()
+    tiered.core.abort([6])  # its load goes on
+    assert sleeper.release(["kv_cache"]).error is None
+    tier = tiered.core.tier
+    assert tier is not None and not tier.pool.names and tier.wait_s is None
+    assert sleeper.ask(ResumeMemory(["kv_cache"])).error is None
+    hits = tiered.counters.hits
+    tiered.ask(7, [*prompt_of(40, 1), 4])
+    assert tiered.counters.hits == hits
+    known, _ = known_to_a_router(tiered.events)
+    assert known.keys() == {int.from_bytes(name[:8], "little") for name in tiered.core.scheduler.pool.names}
 
 
 def test_work_that_does_not_end_in_time_is_named_and_nothing_is_released(sleeper: Sleeper) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import eq
 from typing import Any
 
 from runner_player import VOCAB, random_prompt
@@ -15,6 +17,8 @@ from trtx.torch_engine.core.scheduler import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import TorchRunner
+
+SALTS = (None, "one", "two", "three")
 
 
 @dataclass
@@ -35,23 +39,31 @@ class Conversation:
     history: list[int] = field(default_factory=list)
     answers: list[list[Any]] = field(default_factory=list)  # of each turn: (token, the bits of its log-probability)
     cancelled: set[int] = field(default_factory=set)  # turns
+    sent: list[list[int]] = field(default_factory=list)  # of each turn: its prompt and what came of its answer
+
+    def most_reused(self, prompt: list[int]) -> int:
+        """Tokens at the start of a prompt that this conversation had before; no other one has them under its salt."""
+        shared = [sum(takewhile(bool, map(eq, prompt, before))) for before in self.sent]
+        return max(shared, default=0)
 
 
-def conversations(seed: int, count: int, requests: int, *, longest: int = 60) -> list[Conversation]:
-    """Two conversations each begin with the same prompt under different salts."""
+def conversations(
+    seed: int, count: int, requests: int, *, longest: int = 60, longest_answer: int = 5
+) -> list[Conversation]:
+    """Four conversations each begin with the same prompt under different salts."""
     dice = random.Random(seed)
     found = []
     for index in range(count):
         turns = []
         for turn in range(requests // count):
-            added = random_prompt(dice.randint(16, longest), 1000 + index // 2) if not turn else None
+            added = random_prompt(dice.randint(16, longest), 1000 + index // len(SALTS)) if not turn else None
             turns.append(
                 Turn(
-                    added or random_prompt(dice.randint(1, 6), dice.randrange(10**6)), dice.randint(1, 5),
+                    added or random_prompt(dice.randint(1, 6), dice.randrange(10**6)), dice.randint(1, longest_answer),
                     dice.randrange(2**63), dice.choice([0.0, 1.0]), dice.choice([None] * 5 + [dice.randint(0, 8)]),
                 )
             )  # fmt: skip
-        found.append(Conversation("salt" if index % 2 else None, turns))
+        found.append(Conversation(SALTS[index % len(SALTS)], turns))
     return found
 
 
@@ -64,20 +76,25 @@ def play(
     copies: BlockCopies | None = None,
     overlap: bool = True,
     batch: int = 5,
+    step_tokens: int = 64,
     waiting: int = 8,
     on_step: Callable[[EngineCore], None] = lambda core: core.check(),
 ) -> EngineCore:
-    """Serves all turns, ``waiting`` at once, on the first ``num_blocks`` blocks of the runner's pool."""
+    """Serves all turns, ``waiting`` at once, on the first ``num_blocks`` blocks of the runner's pool.
+
+    Fails if a request reuses a block that its own conversation did not compute: only other salts have those.
+    """
     dice = random.Random(seed)
     whole, runner.num_blocks = runner.num_blocks, num_blocks
     core = EngineCore(
-        runner, SchedulerLimits(batch, 64), disable_overlap_scheduler=not overlap, host_copies=copies,
+        runner, SchedulerLimits(batch, step_tokens), disable_overlap_scheduler=not overlap, host_copies=copies,
         event_buffer_max_size=1_000_000,
     )  # fmt: skip
     runner.num_blocks = whole
     idle = [talk for talk in talks if talk.turns]
     open_: dict[int, tuple[Conversation, list[int]]] = {}
     aborts: dict[int, list[int]] = {}
+    most_reused: dict[int, int] = {}  # tokens
     step = next_id = 0
     while idle or open_:
         while idle and len(open_) < waiting:
@@ -88,6 +105,8 @@ def play(
                 max_tokens=turn.max_tokens, seed=turn.seed, temperature=turn.temperature, logprobs=1, ignore_eos=True
             )
             talk.answers.append([])
+            most_reused[next_id] = talk.most_reused(prompt)
+            talk.sent.append(list(prompt))
             open_[next_id] = talk, prompt
             core.submit(Submit(next_id, prompt, resolve_sampling(params), cache_salt=talk.salt))
             if turn.aborts is not None:
@@ -100,6 +119,9 @@ def play(
         for update in report.updates if report is not None else ():
             assert update.error is None, update.error
             talk, prompt = open_[update.sequence_id]
+            reused = (update.reused_blocks or 0) * core.scheduler.pool.tokens_per_block
+            assert reused <= most_reused[update.sequence_id], f"{reused} tokens of another conversation"
+            talk.sent[-1] += update.token_ids
             for token, logprobs in zip(update.token_ids, update.logprobs or [], strict=True):
                 talk.answers[-1].append((token, logprobs[token].logprob.hex()))
             if update.finish_reason is None:
@@ -121,11 +143,16 @@ def play(
     return core
 
 
-def assert_same(found: list[Conversation], expected: list[Conversation]) -> None:
-    """Bit for bit; a cancelled answer is the beginning of the other one."""
+def assert_same(found: list[Conversation], expected: list[Conversation], *, bits: bool = True) -> None:
+    """The answers are equal, and a cancelled one is the beginning of the other one.
+
+    ``bits``: so are all bits of the log-probabilities.
+    """
     for index, (one, other) in enumerate(zip(found, expected, strict=True)):
         for turn, (answer, same) in enumerate(zip(one.answers, other.answers, strict=True)):
             if turn in one.cancelled or turn in other.cancelled:
                 shorter = min(len(answer), len(same))
                 answer, same = answer[:shorter], same[:shorter]
+            if not bits:
+                answer, same = [token for token, _ in answer], [token for token, _ in same]
             assert answer == same, f"conversation {index}, turn {turn}"

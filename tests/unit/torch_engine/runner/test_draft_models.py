@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from trtx.errors import UsageError
 from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.llm_args import SpeculativeConfig
-from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.messages import MEMORY_TAGS, Submit
 from trtx.torch_engine.runner import DraftArgs, RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.runner.draft_target import SmallModel
 
 MOST = 3
 NOISE = 0.03  # relative to the weights of the target model: about half of the drafted tokens are then right
@@ -43,11 +45,11 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_tokenizer(save(model, tmp_path_factory.mktemp("draft")))
 
 
-def new_runner(target: Path, draft: Path, kind: str = "Draft_Target", *, deterministic: bool = False) -> TorchRunner:
+def new_runner(target: Path, draft: Path, kind: str = "Draft_Target", **changes: Any) -> TorchRunner:
     return create_runner(
         RunnerArgs(
             model_dir=target, device="cpu", tokens_per_block=8, num_blocks=11, max_batch_size=5, guided=True,
-            max_draft_len=MOST, deterministic=deterministic, draft=DraftArgs(kind, str(draft)),
+            max_draft_len=MOST, draft=DraftArgs(kind, str(draft)), **changes,
         )
     )  # fmt: skip
 
@@ -136,6 +138,20 @@ def test_a_prefix_hit_saves_the_draft_model_its_prompt(target: Path, draft: Path
     longest = sorted(computed)[-2:]
     assert longest[1] >= 31, "the first request computes its prompt"
     assert longest[0] <= 31 - 24, "the second one finds three blocks"
+
+
+@pytest.mark.parametrize("keeps_weights", [True, False])
+def test_the_draft_model_sleeps_and_wakes_with_its_target(target: Path, draft: Path, keeps_weights: bool) -> None:
+    runner = new_runner(target, draft, sleeps=True, keeps_weights=keeps_weights)
+    before = play(runner, 3).counts
+    model = runner.draft_model
+    assert isinstance(model, SmallModel) and isinstance(model._runner, TorchRunner)
+    runner.release(MEMORY_TAGS)
+    assert not model._runner.pool.any() and not model._runner._decoder._weights.head.any()
+    runner.restore(MEMORY_TAGS)
+    after = play(runner, 3).counts
+    assert (after.drafted, after.accepted) == (before.drafted, before.accepted)
+    runner.close()
 
 
 def test_a_long_prompt_is_drafted_for_once_the_draft_model_has_computed_it(target: Path) -> None:

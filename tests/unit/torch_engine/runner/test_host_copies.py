@@ -1,8 +1,11 @@
-"""The host tier with real KV: returning conversations get the answers of a pool that holds them all, bit for bit."""
+"""The host tier with real KV: returning conversations get the answers of a pool that holds them all."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from returning import assert_same, conversations, play
@@ -12,43 +15,88 @@ from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.host_copies import create_host_copies, runs
 
 SIZE = 8
+BLOCKS_EACH = 12  # of a conversation, about
 
 
-@pytest.mark.parametrize(
-    ("family", "kv_dtype", "overlap"), [("qwen3", "auto", True), ("qwen3", "fp8", False), ("qwen3", "auto", False)]
-)
-def test_a_small_pool_above_host_memory_answers_like_a_large_one(
-    family: str, kv_dtype: str, overlap: bool, tmp_path: Path
-) -> None:
-    _compare(tmp_path, family, kv_dtype, overlap, count=20, requests=100, small=60)
+@dataclass(frozen=True)
+class Case:
+    """An engine with a host tier, and its load."""
+
+    family: str = "qwen3"
+    shape: tuple[tuple[str, Any], ...] = ()
+    kv_dtype: str = "auto"
+    overlap: bool = True
+    batch: int = 5
+    longest_answer: int = 5
+    host_share: int = 1  # the tier holds one in so many conversations
+
+    @property
+    def preempts(self) -> bool:
+        """Its sequences outgrow the pool."""
+        return self.batch > 5
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Windows are not: their log-probabilities may differ by rounding, and their tokens may not."""
+        return not self.shape
+
+
+PLAIN = Case()
+FP8 = Case(kv_dtype="fp8", overlap=False)
+WINDOWS = Case(
+    "qwen2",
+    (("num_hidden_layers", 4), ("use_sliding_window", True), ("sliding_window", 13),
+     ("layer_types", ("sliding_attention", "full_attention") * 2)),
+    host_share=3,  # the tier evicts too
+)  # fmt: skip
+PREEMPTED = replace(FP8, overlap=True, batch=64, longest_answer=24)
+
+
+@pytest.mark.parametrize("case", [PLAIN, FP8, WINDOWS], ids=["plain", "fp8", "windows"])
+def test_a_small_pool_above_host_memory_answers_like_a_large_one(case: Case, tmp_path: Path) -> None:
+    _compare(tmp_path, case, count=20, requests=100, share=4)
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(("kv_dtype", "overlap"), [("auto", True), ("auto", False), ("fp8", True)])
-def test_five_thousand_requests_of_four_hundred_conversations(kv_dtype: str, overlap: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [PLAIN, PREEMPTED, WINDOWS],
+    ids=["plain", "fp8-preempted", "windows-evicting"],
+)
+def test_five_thousand_requests_of_four_hundred_conversations(case: Case, tmp_path: Path) -> None:
     """The pool holds about 40 of them."""
-    _compare(tmp_path, "qwen3", kv_dtype, overlap, count=400, requests=5000, small=40 * 12)
+    _compare(tmp_path, case, count=400, requests=5000, share=10)
 
 
-def _compare(
-    directory: Path, family: str, kv_dtype: str, overlap: bool, *, count: int, requests: int, small: int
-) -> None:
-    model = build(family)
-    large = count * 16 + 40
+def _compare(directory: Path, case: Case, *, count: int, requests: int, share: int) -> None:
+    model = build(case.family, **{name: list(v) if isinstance(v, tuple) else v for name, v in case.shape})
+    small, large = count * BLOCKS_EACH // share, count * 32
     runner = create_runner(
         RunnerArgs(
-            model_dir=save(model, directory), device="cpu", tokens_per_block=SIZE, num_blocks=4 * large,
-            max_batch_size=5, deterministic=True, kv_dtype=kv_dtype, cpu_threads=1,
+            model_dir=save(model, directory), device="cpu", tokens_per_block=SIZE, num_blocks=2 * large,
+            max_batch_size=case.batch, deterministic=case.is_deterministic, kv_dtype=case.kv_dtype, cpu_threads=1,
+            max_num_tokens=16 * case.batch,
         )
     )  # fmt: skip
     groups = len(runner.geometry.groups)
-    expected = conversations(3, count, requests)
-    play(runner, expected, seed=1, num_blocks=4 * large, overlap=overlap, on_step=lambda core: None)
-    found = conversations(3, count, requests)
-    copies = create_host_copies(runner.pool, large * groups * runner.geometry.block_bytes, groups)
-    core = play(runner, found, seed=2, num_blocks=small * groups, copies=copies, overlap=overlap)
-    assert_same(found, expected)
-    assert core.tier is not None and core.tier.counters.loaded > requests
+    served = partial(
+        play, runner, overlap=case.overlap, batch=case.batch, waiting=case.batch + 3, step_tokens=16 * case.batch
+    )
+    expected = conversations(3, count, requests, longest_answer=case.longest_answer)
+    served(expected, seed=1, num_blocks=groups * large, on_step=lambda core: None)
+    found = conversations(3, count, requests, longest_answer=case.longest_answer)
+    host = count * BLOCKS_EACH // case.host_share if case.host_share > 1 else large
+    copies = create_host_copies(runner.pool, host * groups * runner.geometry.block_bytes, groups)
+    core = served(found, seed=2, num_blocks=small * groups, copies=copies)
+    assert_same(found, expected, bits=case.is_deterministic)
+    assert core.tier is not None
+    tier, cancelled = core.tier.counters, sum(len(talk.cancelled) for talk in found)
+    print(f"{requests} requests, {cancelled} cancelled, {core.scheduler.num_preemptions} preemptions; blocks: "
+          f"{tier.stored} stored, {tier.loaded} loaded, {tier.evicted} evicted, {tier.dropped} dropped")  # fmt: skip
+    assert tier.loaded > requests
+    assert cancelled
+    assert bool(tier.evicted) == (case.host_share > 1)
+    assert bool(core.scheduler.num_preemptions) == case.preempts
     copies.close()
 
 

@@ -139,6 +139,21 @@ def test_weights_that_are_replaced_in_their_sleep_are_the_new_ones_after_it(
     assert logprobs(one) == expected
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers_are_refused_and_nothing_is_lost(
+    checkpoints: tuple[Path, Path], tmp_path: Path, value: float
+) -> None:
+    one = runner(checkpoints[0])
+    expected = logprobs(one)
+    stored = Path(shutil.copytree(checkpoints[1], tmp_path / "bad")) / "model.safetensors"
+    weights = load_file(stored)
+    weights["model.layers.2.mlp.down_proj.weight"][5, 7] = value
+    save_file(weights, stored)
+    with pytest.raises(UsageError, match=r"can't be used: \S*layers\S* has values that are infinite or not a number"):
+        one.update_weights(stored.parent)
+    assert logprobs(one) == expected
+
+
 def test_weights_of_another_config_are_refused_and_nothing_is_lost(
     checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:

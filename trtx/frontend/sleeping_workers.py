@@ -1,0 +1,26 @@
+"""Why a model answers no requests while its workers sleep: see ``trtx.worker.sleeping``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def why_unavailable(run_dir: Path) -> str | None:
+    """Says how to wake the model if a worker of this run sleeps; None otherwise.
+
+    Clients get the name of the run directory only, and not where it is.
+    """
+    if not any(_state(path) == "asleep" for path in (run_dir / "serve" / "status").glob("*.json")):
+        return None
+    return (
+        "the model sleeps, or gets new weights, and answers no requests until then; if it sleeps, wake it with trtx "
+        f"wake and the run directory {run_dir.name}"
+    )
+
+
+def _state(status_file: Path) -> object:
+    try:
+        return json.loads(status_file.read_bytes()).get("state")
+    except (OSError, ValueError, AttributeError):
+        return None  # the worker is gone, or its file is not this trtx's
