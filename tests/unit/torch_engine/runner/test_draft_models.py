@@ -8,8 +8,8 @@ import pytest
 import torch
 from engine_player import Engine, Wish, assert_equal, served, workload
 from guided_player import guided_workload, served_guided
+from noisy_drafts import save_noisy, with_tokenizer
 from runner_player import VOCAB, build, random_prompt, save
-from tokenizers import Tokenizer, models
 
 from trtx.errors import UsageError
 from trtx.torch_engine.core.speculation.create import create_speculation
@@ -19,13 +19,6 @@ from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import DraftArgs, RunnerArgs, TorchRunner, create_runner
 
 MOST = 3
-NOISE = 0.03  # relative to the weights of the target model: about half of the drafted tokens are then right
-
-
-def with_tokenizer(directory: Path, first: str = "t") -> Path:
-    words = {f"{first}{at}": at for at in range(VOCAB)}
-    Tokenizer(models.WordLevel(words, unk_token=f"{first}0")).save(str(directory / "tokenizer.json"))
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +28,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target model with noise in its weights."""
-    model = build("qwen3")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * NOISE * parameter.std())
-    return with_tokenizer(save(model, tmp_path_factory.mktemp("draft")))
+    return save_noisy(build("qwen3"), tmp_path_factory.mktemp("draft"))
 
 
 def new_runner(target: Path, draft: Path, kind: str = "Draft_Target", *, deterministic: bool = False) -> TorchRunner:
