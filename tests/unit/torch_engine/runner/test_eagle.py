@@ -18,7 +18,6 @@ from eagle_reference import (
     save_head,
 )
 from engine_player import Wish, assert_equal, served, workload
-from guided_player import guided_workload, served_guided
 from runner_player import VOCAB, random_prompt, save
 from torch import Tensor
 
@@ -48,11 +47,6 @@ def new_runner(target: Path, head: Path, *, layers: list[int] | None = None) -> 
             max_draft_len=MOST, draft=DraftArgs("Eagle3", str(head), CAPTURED if layers is None else layers),
         )
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def runner(target: Path, head: Path) -> TorchRunner:
-    return new_runner(target, head)
 
 
 def always(runner: TorchRunner) -> Speculation:
@@ -85,26 +79,6 @@ def play(runner: TorchRunner, seed: int) -> None:
     found, _ = served(runner, wishes, overlap=True, speculation=speculation)
     assert_equal(found, expected, wishes)
     assert sum(speculation.counts.drafted)
-
-
-def test_tokens_are_the_same_with_an_eagle_head_and_without(runner: TorchRunner) -> None:
-    play(runner, 3)
-
-
-@pytest.mark.proof
-def test_tokens_are_the_same_with_an_eagle_head_and_without_in_many_workloads(runner: TorchRunner) -> None:
-    """2,100 requests."""
-    for seed in range(200, 350):
-        play(runner, seed)
-
-
-@pytest.mark.proof
-def test_guided_tokens_are_the_same_with_an_eagle_head_and_without_in_many_workloads(runner: TorchRunner) -> None:
-    """2,070 requests."""
-    for seed in range(400, 630):
-        wishes = guided_workload(seed)
-        expected = served_guided(runner, wishes, overlap=False)
-        assert_equal(served_guided(runner, wishes, overlap=True, speculation=always(runner)), expected, wishes)
 
 
 def test_a_head_with_its_own_embedding_loads(target: Path, tmp_path: Path) -> None:
