@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtx.torch_engine.runner.features import FeatureStore
+from trtx.torch_engine.runner.features import EMBEDDINGS, FeatureStore
 from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.kernels import Kernels, PassInputs
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, LayerProducts, Multiplier
@@ -56,6 +56,7 @@ class Decoder:
             inputs = replace(inputs, rotary=self.mrope.of_decodes(inputs.positions, inputs.slots))
         for begin, rows in inputs.media:
             residual[begin : begin + rows.shape[0]] = rows[:, : residual.shape[1]]
+        self._capture(EMBEDDINGS, residual, inputs)
         if self._few_tokens is not None and not inputs.media and self._few_tokens.takes(residual.shape[0]):
             return _rows(self._hidden_of_few(self._few_tokens, residual, inputs), inputs.wanted)
         # A model whose last layer also adds media vectors needs all tokens up to its end, since media are addressed by
