@@ -52,18 +52,15 @@ def play(runners: DraftingRunners, kind: str, seed: int) -> tuple[int, int, int]
     return len(wishes), accepted(speculation), paused
 
 
-def play_guided(runners: DraftingRunners, kind: str, seed: int) -> tuple[int, int, int]:
+def play_guided(runners: DraftingRunners, kind: str, seed: int, *, share: float = 0.7) -> tuple[int, int, int]:
     """Returns the number of requests, of accepted tokens, and of whole answers that follow their grammar."""
-    wishes = guided_workload(seed)
+    wishes = guided_workload(seed, share=share)
     expected = served_guided(runners.get(kind), wishes, overlap=False)
     speculation = runners.always(kind, wishes, expected)
     found = served_guided(runners.get(kind), wishes, overlap=True, speculation=speculation)
     assert_same_bits(found, expected, wishes)
-    return len(wishes), accepted(speculation), num_whole(found, wishes)
-
-
-def num_whole(found: dict[int, Answer], wishes: list[Wish]) -> int:
-    return sum(follows_its_grammar(wish, found[index]) for index, wish in enumerate(wishes))
+    whole = sum(follows_its_grammar(wish, found[index]) for index, wish in enumerate(wishes))
+    return len(wishes), accepted(speculation), whole
 
 
 @contextmanager
@@ -151,33 +148,20 @@ def test_a_request_that_goes_on_in_another_engine_has_the_same_bits(runners: Dra
 
 @pytest.mark.proof
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_bits_of_2000_requests_are_the_same(runners: DraftingRunners, kind: str) -> None:
-    """Greedy, seeded, with penalties, log-probabilities, prefix hits, stop tokens, cancelled, preempted."""
-    played = [play(runners, kind, seed) for seed in range(200, 350)]
-    requests, tokens, paused = map(sum, zip(*played, strict=True))
-    print(f"{kind}: {requests} requests, {tokens} accepted tokens, {paused} steps with a preempted request")
-    assert requests >= 2000 and tokens and paused
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_bits_of_2000_requests_with_and_without_grammars_are_the_same(runners: DraftingRunners, kind: str) -> None:
-    played = [play_guided(runners, kind, seed) for seed in range(400, 630)]
-    requests, tokens, whole = map(sum, zip(*played, strict=True))
-    print(f"{kind}: {requests} requests, {tokens} accepted tokens, {whole} whole answers that follow their grammar")
-    assert requests >= 2000 and tokens and whole
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_bits_of_2000_requests_are_the_same_over_a_handoff(runners: DraftingRunners, kind: str) -> None:
-    """Some are preempted, and some cancelled after their handoff. The prefill side has a draft model in every other
-    workload."""
-    played = [play_over_a_handoff(runners, (kind if seed % 2 else "", kind), seed) for seed in range(700, 880)]
-    requests, paused = sum(one[0] for one in played), sum(one[2] for one in played)
-    tokens = sum(one[1][1] for one in played)
-    print(f"{kind}: {requests} requests, {tokens} accepted tokens, {paused} steps with a preempted request")
-    assert requests >= 2000 and tokens and paused
+def test_all_bits_of_2000_mixed_requests_are_the_same(runners: DraftingRunners, kind: str) -> None:
+    """Greedy, seeded, with penalties, log-probabilities, grammars, prefix hits, stop tokens, cancelled, preempted, and a
+    third of them handed over, with a draft model on the prefill side in every other workload."""
+    requests = tokens = paused = whole = 0
+    for seed in range(200, 258):
+        alone, guided = play(runners, kind, seed), play_guided(runners, kind, seed + 200)
+        over, by_side, waited = play_over_a_handoff(runners, (kind if seed % 2 else "", kind), seed + 500)
+        requests += alone[0] + guided[0] + over
+        tokens += alone[1] + guided[1] + by_side[1]
+        paused, whole = paused + alone[2] + waited, whole + guided[2]
+    print(
+        f"{kind}: {requests} requests, {tokens} accepted tokens, {whole} whole answers with a grammar, {paused} pauses"
+    )
+    assert requests >= 2000 and tokens and paused and whole
 
 
 @pytest.mark.proof
@@ -185,10 +169,8 @@ def test_all_bits_of_2000_requests_are_the_same_over_a_handoff(runners: Drafting
 def test_no_answer_of_2000_breaks_its_grammar(runners: DraftingRunners, kind: str) -> None:
     whole = tokens = 0
     for seed in itertools.count(1000):
-        wishes = guided_workload(seed, share=1.0)
-        speculation = runners.always(kind, [], {})
-        found = served_guided(runners.get(kind), wishes, overlap=True, speculation=speculation)
-        whole, tokens = whole + num_whole(found, wishes), tokens + accepted(speculation)
+        _, accepted_tokens, num_whole = play_guided(runners, kind, seed, share=1.0)
+        whole, tokens = whole + num_whole, tokens + accepted_tokens
         if whole >= 2000:
             break
     print(f"{kind}: {whole} whole answers that follow their grammar, {tokens} accepted tokens")
