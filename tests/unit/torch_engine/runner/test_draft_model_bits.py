@@ -149,8 +149,8 @@ def test_a_request_that_goes_on_in_another_engine_has_the_same_bits(runners: Dra
 @pytest.mark.proof
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_bits_of_2000_mixed_requests_are_the_same(runners: DraftingRunners, kind: str) -> None:
-    """Greedy, seeded, with penalties, log-probabilities, grammars, prefix hits, stop tokens, cancelled, preempted, and a
-    third of them handed over, with a draft model on the prefill side in every other workload."""
+    """Greedy, seeded, with penalties, log-probabilities, grammars, prefix hits, stop tokens, cancelled, preempted. A
+    third of them are handed over, with a draft model on the prefill side in every other workload."""
     requests = tokens = paused = whole = 0
     for seed in range(200, 258):
         alone, guided = play(runners, kind, seed), play_guided(runners, kind, seed + 200)
