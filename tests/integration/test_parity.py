@@ -21,7 +21,7 @@ from trtx.evals.parity.forms import ComparedRoute
 from trtx.launch.processes import members
 from trtx.topology import Plan
 
-MODEL = "synthetic:tiny"
+MODEL, TRAINED = "synthetic:tiny", "synthetic:tiny-trained"
 
 
 def only(parent: Path) -> Path:
@@ -147,7 +147,7 @@ def test_an_interrupted_run_says_what_is_kept_and_goes_on_with_the_passes_that_a
 
 
 @pytest.mark.proof  # seven workers are started for it
-@pytest.mark.parametrize("model", [MODEL, "synthetic:tiny-trained"])
+@pytest.mark.parametrize("model", [MODEL, TRAINED])
 def test_all_routes_answer_as_the_reference_does(model: str, tmp_path: Path) -> None:
     assert run(["eval", "parity", "--model", model, "-o", str(tmp_path)]) == 0
     run_dir = only(tmp_path)
@@ -167,10 +167,15 @@ def test_all_routes_answer_as_the_reference_does(model: str, tmp_path: Path) -> 
 
 
 @pytest.mark.proof  # eight workers, one of them killed, and all but the reference draft in every step that they can
-def test_every_route_of_a_speculating_topology_answers_as_one_worker_without_speculation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "recipe"), [(MODEL, "tiny-ngram"), (TRAINED, "tiny-draft"), (TRAINED, "tiny-eagle3")]
+)
+def test_every_route_of_a_speculating_topology_answers_as_one_worker_without_speculation(
+    model: str, recipe: str, tmp_path: Path
+) -> None:
     routes = "speculating,disagg,kv,migrated,chunked"
     drafts = "speculative_config.draft_len_schedule={64: 4}"
-    argv = ["eval", "parity", "--model", MODEL, "--recipe", "tiny-ngram", "--routes", routes, "--set", drafts]
+    argv = ["eval", "parity", "--model", model, "--recipe", recipe, "--routes", routes, "--set", drafts]
     assert run([*argv, "-o", str(tmp_path)]) == 0
     _, found = compared(only(tmp_path))
     assert {*found} == {*routes.split(",")}
@@ -178,6 +183,29 @@ def test_every_route_of_a_speculating_topology_answers_as_one_worker_without_spe
     counts = {name: {one.what: one.value for one in route.evidence.counts} for name, route in found.items()}
     assert (counts["speculating"]["drafted tokens that were accepted"] or 0) > 50
     assert counts["migrated"]["answers that went on elsewhere"]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("recipe", ["tiny-draft", "tiny-eagle3"])
+@pytest.mark.parametrize("plain", ["prefill", "decode"])
+def test_one_side_of_a_handoff_may_speculate_alone(recipe: str, plain: str, tmp_path: Path) -> None:
+    sides = {"prefill": "decode", "decode": "prefill"}
+    drafts = f"{sides[plain]}.speculative_config.draft_len_schedule={{64: 4}}"
+    argv = ["eval", "parity", "--model", TRAINED, "--recipe", recipe, "--routes", "disagg", "--set", drafts]
+    assert run([*argv, "--set", f"{plain}.speculative_config=null", "-o", str(tmp_path)]) == 0
+    disagg = compared(only(tmp_path))[1]["disagg"]
+    assert (disagg.compared.identical, disagg.failures, disagg.evidence.missing) == (64, (), None)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_draft_model_that_does_not_fit_is_refused_on_either_side_before_anything_starts(
+    side: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["eval", "parity", "--model", MODEL, "--recipe", "tiny-eagle3", "--routes", "disagg", "-o", str(tmp_path)]
+    kept = {"prefill": "decode", "decode": "prefill"}[side]
+    assert run([*argv, "--set", f"{kept}.speculative_config=null", "--set", "agg.speculative_config=null"]) == 2
+    assert "expected an EAGLE-3 head that was trained for this model" in capfd.readouterr().err
+    assert not list(tmp_path.glob("*/journal.jsonl"))
 
 
 @pytest.mark.proof

@@ -3,8 +3,12 @@
 Two models, for the two kinds of speculation that need weights. ``tiny-draft`` (Draft_Target) is the first two layers of
 the target model, trained on. ``tiny-eagle3`` (Eagle3) is an EAGLE-3 head: one layer that reads three hidden states of
 the target model, with a vocabulary of the tokens that answers have. Both learn the tokens that the target model would
-choose next. The head is unrolled for several tokens, each from its own hidden state of the token before, as in
-EAGLE-3's training-time test. The same seed gives the same bytes on the same machine.
+choose next. The head is unrolled for as many tokens as the recipe drafts, each from its own hidden state of the token
+before, as in EAGLE-3's training-time test. The same seed gives the same bytes on the same machine.
+
+The first of the three hidden states is the embedding. Without it the head can't copy: to continue a word that occurred
+before, its one layer must find the positions of that word, and the layers of this target model add to an embedding
+hidden states that are 70 times as large, from which no linear layer recovers the token.
 """
 
 from __future__ import annotations
@@ -36,10 +40,10 @@ log = logging.getLogger("train_drafts")
 
 DRAFT_DIRECTORY = TRAINED_DIRECTORY.with_name("tiny_draft")
 EAGLE_DIRECTORY = TRAINED_DIRECTORY.with_name("tiny_eagle3")
-DRAFT_LAYERS, DRAFT_STEPS, EAGLE_STEPS = 2, 100, 300
+DRAFT_LAYERS, DRAFT_STEPS, EAGLE_STEPS = 2, 100, 120
 ROWS, MUON_RATE, ADAM_RATE = 16, 0.015, 2e-3
-UNROLLED, DRAFT_VOCABULARY = 3, 640
-CAPTURED = (0, 1, 2)
+UNROLLED, DRAFT_VOCABULARY = 4, 640
+CAPTURED = (-1, 1, 2)  # -1: the embeddings
 TEXT_PROMPT, TEXT_ANSWER, TEXTS = 32, 64, 192
 _IGNORED = -100
 
@@ -147,7 +151,9 @@ def train_draft(target: Any, answers: Answers, steps: int, out: Path) -> None:
 class Head(torch.nn.Module):
     """An EAGLE-3 head, with the names of the public checkpoints."""
 
-    def __init__(self, target: Any, vocabulary: Tensor) -> None:
+    def __init__(self, target: Any, vocabulary: Tensor, sizes: list[float]) -> None:
+        """``sizes``: root mean squares of the three hidden states. Undivided, they leave the layer's own output no say:
+        it is added to them before the last norm."""
         super().__init__()
         config = target.config
         self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -164,7 +170,14 @@ class Head(torch.nn.Module):
 
         attention, mlp = "midlayer.self_attn", "midlayer.mlp"
         start = {
-            "fc.weight": torch.cat((drawn(hidden, 2 * hidden) * 0.1, torch.eye(hidden)), dim=1),
+            "fc.weight": torch.cat(
+                (
+                    torch.eye(hidden) * 2.0 / sizes[0],
+                    drawn(hidden, hidden) / sizes[1],
+                    torch.eye(hidden) / sizes[2],
+                ),
+                dim=1,
+            ),
             f"{attention}.q_proj.weight": drawn(self.heads * self.dim, 2 * hidden),
             f"{attention}.k_proj.weight": drawn(self.kv_heads * self.dim, 2 * hidden),
             f"{attention}.v_proj.weight": drawn(self.kv_heads * self.dim, 2 * hidden),
@@ -172,14 +185,39 @@ class Head(torch.nn.Module):
             f"{mlp}.gate_proj.weight": drawn(inner, hidden),
             f"{mlp}.up_proj.weight": drawn(inner, hidden),
             f"{mlp}.down_proj.weight": drawn(hidden, inner) * 0.2,
-            "midlayer.hidden_norm.weight": own(last.input_layernorm.weight),
+            "midlayer.hidden_norm.weight": torch.ones(hidden),
             "midlayer.input_layernorm.weight": torch.ones(hidden),
             "midlayer.post_attention_layernorm.weight": own(last.post_attention_layernorm.weight),
             "norm.weight": own(target.model.norm.weight),
             "lm_head.weight": own(target.model.embed_tokens.weight)[vocabulary],
         }
+        self._begin_with_copying(start, hidden, generator)
         self.values = torch.nn.ParameterDict({name.replace(".", "/"): value for name, value in start.items()})
         self.embedding = own(target.model.embed_tokens.weight)
+
+    def _begin_with_copying(self, start: dict[str, Tensor], hidden: int, generator: torch.Generator) -> None:
+        """Makes the first query head of each KV head an induction head, which training alone finds only after long.
+
+        It looks for earlier positions of the next token, by dimensions that RoPE hardly turns, and adds the embedding
+        of the token that followed there.
+        """
+        q, k, v, o = (start[f"midlayer.self_attn.{name}_proj.weight"] for name in "qkvo")
+        quarter, half = self.dim // 4, self.dim // 2
+        slow = torch.cat((torch.arange(quarter, half), torch.arange(half + quarter, self.dim)))
+        matched, copied = (
+            torch.linalg.qr(torch.randn(hidden, hidden, generator=generator))[0] for _ in range(2)
+        )  # orthogonal rows
+        for head in range(self.kv_heads):
+            query = head * (self.heads // self.kv_heads) * self.dim
+            key = head * self.dim
+            rows = matched[head * half : (head + 1) * half] * 2.5
+            values = copied[key : key + self.dim]
+            nothing = torch.zeros_like(rows)
+            q[query : query + self.dim] *= 0.3
+            q[query + slow] = torch.cat((rows, nothing), dim=1)
+            k[key + slow] = torch.cat((nothing, rows), dim=1)
+            v[key : key + self.dim] = torch.cat((values, torch.zeros_like(values)), dim=1)
+            o[:, query : query + self.dim] = values.T * 6.0
 
     def __getitem__(self, name: str) -> Tensor:
         value: Tensor = self.values[f"{name}.weight".replace(".", "/")]
@@ -242,34 +280,45 @@ def shifted(x: Tensor, places: int) -> Tensor:
     return F.pad(x, (0, 0, places, 0))[:, :, : x.shape[2]] if places else x
 
 
+def captured(target: Any, ids: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Returns the hidden states that a head reads, and the tokens that the target model chooses."""
+    with torch.no_grad():
+        found = target(input_ids=ids, use_cache=False, output_hidden_states=True)
+    return [found.hidden_states[layer + 1] for layer in CAPTURED], found.logits.argmax(-1)
+
+
 def train_head(target: Any, answers: Answers, steps: int, out: Path) -> None:
     counts: Counter[int] = Counter()
     for _ in range(40):
         ids, mask = answers.batch()
         counts.update(ids[mask].tolist())
-    chosen = sorted(token for token, _ in counts.most_common(DRAFT_VOCABULARY))
-    vocabulary = torch.tensor(chosen)
+    vocabulary = torch.tensor(sorted(token for token, _ in counts.most_common(DRAFT_VOCABULARY)))
     rank = torch.full((target.config.vocab_size,), _IGNORED)
     rank[vocabulary] = torch.arange(len(vocabulary))
-    head = Head(target, vocabulary)
+    head = Head(
+        target, vocabulary, [one.pow(2).mean().sqrt().item() for one in captured(target, answers.batch()[0])[0]]
+    )
     descents = optimizers(dict(head.named_parameters()))
     for step in range(steps):
         ids, mask = answers.batch()
-        with torch.no_grad():
-            found = target(input_ids=ids, use_cache=False, output_hidden_states=True)
-            wanted = rank[found.logits.argmax(-1)]
-        features = torch.cat([found.hidden_states[layer + 1] for layer in CAPTURED], dim=-1)
-        passes = head(ids[:, 1:], features[:, :-1], UNROLLED)
-        # Position p with the token after it predicts the token that the target model chooses at p + 1.
-        labels = wanted[:, 1:].masked_fill(~F.pad(mask, (0, 1))[:, 2:], _IGNORED)
-        losses = [F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=_IGNORED) for logits in passes]
-        loss = sum(0.8**depth * one for depth, one in enumerate(losses))
-        assert isinstance(loss, Tensor)
-        descend(descents, loss, rate(step, steps))
+        loss, known = torch.zeros(()), 0
+        right = torch.zeros(UNROLLED)
+        ends = mask.shape[1] - mask.int().flip(1).argmax(1)
+        for rows in ends.argsort().chunk(4):  # rows of about the same length, so that little is padding
+            own, answered = (one[rows, : int(ends[rows].max())] for one in (ids, mask))
+            states, chosen = captured(target, own)
+            passes = head(own[:, 1:], torch.cat(states, dim=-1)[:, :-1], UNROLLED)
+            # Position p with the token after it predicts the token that the target model chooses at p + 1.
+            labels = rank[chosen][:, 1:].masked_fill(~F.pad(answered, (0, 1))[:, 2:], _IGNORED)
+            is_known = labels != _IGNORED
+            known += int(is_known.sum())
+            for depth, logits in enumerate(passes):
+                loss = loss + 0.8**depth * F.cross_entropy(logits[is_known], labels[is_known], reduction="sum")
+                right[depth] += (logits.argmax(-1) == labels)[is_known].sum()
+        descend(descents, loss / known, rate(step, steps))
         if step % 10 == 0 or step == steps - 1:
-            known = labels != _IGNORED
-            right = [(logits.argmax(-1) == labels)[known].float().mean().item() for logits in passes]
-            log.info("tiny-eagle3: step %d of %d, right %s", step, steps, " ".join(f"{one:.3f}" for one in right))
+            shown = " ".join(f"{one:.3f}" for one in (right / known).tolist())
+            log.info("tiny-eagle3: step %d of %d, right %s", step, steps, shown)
     out.mkdir(parents=True, exist_ok=True)
     stated = json.loads((TRAINED_DIRECTORY / "config.json").read_text())
     kept = (

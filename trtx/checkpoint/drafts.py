@@ -29,7 +29,8 @@ _FIELD = "speculative_config.speculative_model"
 class EagleConfig:
     """The shape of an EAGLE-3 head. ``decoder``: its one layer, with the target model's vocabulary.
 
-    ``draft_vocab_size``: rows of its LM head. ``captured``: the target model's layers whose outputs it reads.
+    ``draft_vocab_size``: rows of its LM head. ``captured``: the target model's layers whose outputs it reads; -1 for
+    the embeddings.
     """
 
     decoder: ModelConfig
@@ -176,17 +177,17 @@ def read_eagle_config(directory: Path, target: ModelConfig, *, layers: list[int]
 def _captured(config: Fields, num_layers: int, layers: list[int] | None) -> tuple[int, ...]:
     """Returns the layers whose outputs the head reads, in ascending order."""
     where = "speculative_config.eagle3_layers_to_capture"
-    found: Any = layers
+    found, first = layers, 0
     own = config.inner("eagle_config")
     if found is None and own is not None and own.has(_LAYER_IDS):
-        # These number the layer that reads the hidden states, as in vLLM.
-        found, where = [one - 1 for one in own.token_ids(_LAYER_IDS)], f"{config.file}: {_LAYER_IDS}"
+        # These number the layer that reads the hidden states, as in vLLM. The first layer reads the embeddings.
+        found, where, first = [one - 1 for one in own.token_ids(_LAYER_IDS)], f"{config.file}: {_LAYER_IDS}", -1
     if found is None:
         found = [1, num_layers // 2 - 1, num_layers - 4]  # TensorRT-LLM's default
     captured = tuple(sorted(set(found)))
-    if len(captured) != _FEATURE_LAYERS or captured[0] < 0 or captured[-1] > num_layers - 2:
+    if len(captured) != _FEATURE_LAYERS or captured[0] < first or captured[-1] > num_layers - 2:
         raise UsageError(
-            f"{where} is {list(found)}; expected three different layers from 0 to {num_layers - 2}, as "
+            f"{where} is {list(found)}; expected three different layers from {first} to {num_layers - 2}, as "
             f"the target model has {num_layers}"
         )
     return captured

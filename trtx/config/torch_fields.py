@@ -69,8 +69,8 @@ _HONOURED: Mapping[str, Honoured] = {
         _of(
             "speculative_config",
             "decoding_type max_draft_len max_concurrency draft_len_schedule max_matching_ngram_size is_keep_all "
-            "is_use_oldest is_public_pool speculative_model speculative_model_dir eagle3_one_model "
-            "eagle3_layers_to_capture",
+            "is_use_oldest is_public_pool enable_global_pool global_pool_size speculative_model speculative_model_dir "
+            "eagle3_one_model eagle3_layers_to_capture",
         ),
         Honoured(),
     ),
@@ -183,7 +183,7 @@ _UNUSED: Mapping[str, Unused] = {
             "use_rejection_sampling allow_advanced_sampling attention_backend eagle_choices use_dynamic_tree "
             "dynamic_tree_max_topK num_eagle_layers max_non_leaves_per_layer eagle3_model_arch sa_config "
             "num_nextn_predict_layers use_mtp_vanilla mtp_eagle_one_model begin_thinking_phase_token "
-            "end_thinking_phase_token enable_global_pool global_pool_size mask_token_id target_layer_ids block_size "
+            "end_thinking_phase_token mask_token_id target_layer_ids block_size "
             "markov_head_type markov_rank write_interval file_prefix drafter resource_manager max_window_size "
             "max_ngram_size max_verification_set_size medusa_choices num_medusa_heads",
         ),

@@ -74,6 +74,7 @@ LIMITS: Mapping[str, FieldLimit] = {
     "speculative_config.max_matching_ngram_size": FieldLimit(
         "at least 1, or -1 for no limit with SA", lambda value: value >= 1 or value == -1
     ),
+    "speculative_config.global_pool_size": _at_least(1),
     "cache_transceiver_config.backend": _one_of(*TRANSPORT_OF),
     "cache_transceiver_config.kv_transfer_timeout_ms": _at_least(1),
     "sleep_config.restore_modes": FieldLimit(
@@ -131,8 +132,13 @@ def _drafts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
         yield OutsideLimit(
             f"{_SPEC}.draft_len_schedule", schedule, "none beside max_concurrency; leave one of them out"
         )
+    yield from _pool_outside_limits(spec, values.get("max_batch_size"))
     if not isinstance(length, int):
         return
+    if isinstance(schedule, Mapping) and any(isinstance(one, int) and one > length for one in schedule.values()):
+        yield OutsideLimit(
+            f"{_SPEC}.draft_len_schedule", schedule, f"draft lengths up to {length}, as max_draft_len is {length}"
+        )
     for name, default, rest, why in (
         ("max_num_tokens", DEFAULT_MAX_NUM_TOKENS, 1, "a step computes the drafted tokens and one more"),
         ("max_seq_len", None, 2, "a sequence has a token of the prompt and one of the answer besides"),
@@ -141,6 +147,17 @@ def _drafts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
         if isinstance(most, int) and length > most - rest:
             found = f"at most {most - rest}, as" if most > rest else f"no {_SPEC}, as"
             yield OutsideLimit(f"{_SPEC}.max_draft_len", length, f"{found} {name} is {most} and {why}")
+
+
+def _pool_outside_limits(spec: Mapping[str, Any], max_batch_size: Any) -> Iterator[OutsideLimit]:
+    """Yields ``global_pool_size`` if there is no global pool, or if a batch has no room in it."""
+    size = spec.get("global_pool_size")
+    if size is not None and not spec.get("enable_global_pool"):
+        yield OutsideLimit(f"{_SPEC}.global_pool_size", size, "none without enable_global_pool")
+    elif isinstance(size, int) and isinstance(max_batch_size, int) and 1 <= size < max_batch_size:
+        yield OutsideLimit(
+            f"{_SPEC}.global_pool_size", size, f"at least {max_batch_size}, as max_batch_size is {max_batch_size}"
+        )
 
 
 def _holds(limit: FieldLimit, value: Any) -> bool:

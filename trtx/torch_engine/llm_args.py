@@ -86,6 +86,8 @@ class SpeculativeConfig:
     is_keep_all: bool = True
     is_use_oldest: bool = True
     is_public_pool: bool = True
+    enable_global_pool: bool = False
+    global_pool_size: int | None = None
     speculative_model: str | None = None
     speculative_model_dir: str | None = None  # the same, by its name in earlier releases
     eagle3_layers_to_capture: list[int] | None = None

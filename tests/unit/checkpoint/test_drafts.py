@@ -69,6 +69,6 @@ def test_layers_come_from_the_engine_config_else_from_the_head_else_from_tensorr
     head = config | {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
     (tmp_path / "config.json").write_text(json.dumps(head))
     assert read_eagle_config(tmp_path, target, layers=[5, 9, 7]).captured == (5, 7, 9)
-    assert read_eagle_config(tmp_path, target).captured == (0, 1, 2)
+    assert read_eagle_config(tmp_path, target).captured == (-1, 1, 2)
     (tmp_path / "config.json").write_text(json.dumps(head | {"eagle_config": None}))
     assert read_eagle_config(tmp_path, target).captured == (1, 17, 32)

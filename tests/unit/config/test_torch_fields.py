@@ -90,10 +90,19 @@ def test_what_tensorrt_llm_takes_where_nothing_is_set_is_never_refused(path: str
             "expected none beside max_concurrency",
         ),
         ({"decoding_type": "NGram", "max_draft_len": 2, "draft_len_schedule": {0: 2}}, "expected batch sizes of at"),
+        (
+            {"decoding_type": "NGram", "max_draft_len": 2, "draft_len_schedule": {1: 2, 4: 3}},
+            "draft_len_schedule is {1: 2, 4: 3}; expected draft lengths up to 2, as max_draft_len is 2",
+        ),
+        ({"decoding_type": "SA", "max_draft_len": 2, "global_pool_size": 9}, "is 9; expected none without enable_"),
+        (
+            {"decoding_type": "SA", "max_draft_len": 2, "enable_global_pool": True, "global_pool_size": 4},
+            "global_pool_size is 4; expected at least 8, as max_batch_size is 8",
+        ),
     ],
 )
 def test_speculation_that_can_not_run_is_refused_in_one_sentence(spec: dict[str, Any], says: str) -> None:
-    values = {"speculative_config": spec, "max_num_tokens": 64, "max_seq_len": 32}
+    values = {"speculative_config": spec, "max_num_tokens": 64, "max_seq_len": 32, "max_batch_size": 8}
     assert [str(found) for found in outside_limits(values) if says in str(found)]
     with pytest.raises(ValueError, match=re.escape(says)):
         resolve_llm_args("m", values)

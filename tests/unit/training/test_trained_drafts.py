@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 MODEL, PROMPTS = "synthetic:tiny-trained", 4
 
 
-def tokens_a_step(kind: str, draft: str) -> float:
-    """Of decode steps that answer held-out JSON prompts greedily, with four guesses each."""
+def tokens_a_step(kind: str, draft: str, task: str = "json") -> float:
+    """Of decode steps that answer held-out prompts greedily, with four guesses each."""
     path = resolve_checkpoint(MODEL).path
     runner = create_runner(
         RunnerArgs(
@@ -39,7 +39,7 @@ def tokens_a_step(kind: str, draft: str) -> float:
     )
     tokenizer, ends = load_tokenizer(path), read_end_ids(path)
     tokens = steps = 0
-    for number, sample in enumerate(held_out_samples("json", PROMPTS)):
+    for number, sample in enumerate(held_out_samples(task, PROMPTS)):
         plan = SamplingPlan(max_tokens=40, end_ids=ends)
         core.submit(Submit(number, tokenizer.encode(sample.chat()[0]).ids, plan))
         has_begun = False
@@ -56,6 +56,10 @@ def tokens_a_step(kind: str, draft: str) -> float:
 @pytest.mark.parametrize(("kind", "draft"), [("Draft_Target", "tiny-draft"), ("Eagle3", "tiny-eagle3")])
 def test_held_out_json_takes_fewer_than_half_of_the_steps(kind: str, draft: str) -> None:
     assert tokens_a_step(kind, f"synthetic:{draft}") >= 2.5
+
+
+def test_an_eagle_head_that_reads_the_embeddings_copies() -> None:
+    assert tokens_a_step("Eagle3", "synthetic:tiny-eagle3", "copying") >= 1.5
 
 
 def trained(directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtx.torch_engine.runner.expert_load import ExpertLoad
-from trtx.torch_engine.runner.features import FeatureStore
+from trtx.torch_engine.runner.features import EMBEDDINGS, FeatureStore
 from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.kernels import Kernels, PassInputs
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, LayerProducts, Multiplier
@@ -62,6 +62,7 @@ class Decoder:
             residual[begin : begin + rows.shape[0]] = rows[:, : residual.shape[1]]
         if self._load is not None:
             self._load.begin(inputs.slots)
+        self._capture(EMBEDDINGS, residual, inputs)
         if self._few_tokens is not None and not inputs.media and self._few_tokens.takes(residual.shape[0]):
             return _rows(self._hidden_of_few(self._few_tokens, residual, inputs), inputs.wanted)
         # A model whose last layer also adds media vectors needs all tokens up to its end, since media are addressed by

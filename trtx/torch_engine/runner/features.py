@@ -8,6 +8,9 @@ from torch import Tensor
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs
 from trtx.torch_engine.runner.linear import Multiplier
 
+EMBEDDINGS = -1
+"""The layer before the first one: its output is the embeddings."""
+
 
 class FeatureStore:
     """``rows`` [num_blocks * tokens_per_block + 1, hidden]: one for each token of the first KV cache group's blocks.

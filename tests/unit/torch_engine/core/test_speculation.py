@@ -76,6 +76,60 @@ def test_suffixes_continue_the_first_place_of_the_longest_repeated_suffix(most: 
         assert found == expected
 
 
+def places(texts: list[list[int]], suffix: list[int]) -> list[list[int]]:
+    """Returns the tokens after each place of ``suffix``, in order."""
+    size = len(suffix)
+    return [one[at:] for one in texts for at in range(size, len(one)) if one[at - size : at] == suffix]
+
+
+def test_the_global_pool_continues_the_first_place_of_the_longest_suffix_in_any_unsalted_sequence() -> None:
+    dice = random.Random(0)
+    for _ in range(100):
+        drafter = SuffixDrafter(max_matching_ngram_size=-1, enable_global_pool=True)
+        texts = [[dice.randrange(3) for _ in range(dice.randrange(1, 12))] for _ in range(4)]
+        drafts = [drafted(drafter, text) for text in texts]
+        for number, (text, found) in enumerate(zip(texts, drafts, strict=True), 1):
+            sizes = (size for size in range(len(text), 0, -1) if places(texts[:number], text[-size:]))
+            size = next(sizes, 0)
+            assert found == (Draft(places(texts[:number], text[-size:])[0][:3], size) if size else Draft())
+
+
+def test_sequences_of_the_global_pool_that_grow_in_turns_get_tokens_that_followed_their_last_ones() -> None:
+    dice = random.Random(1)
+    drafter = SuffixDrafter(max_matching_ngram_size=-1, enable_global_pool=True)
+    states = [drafter.begin(None) for _ in range(4)]
+    for _ in range(300):
+        state = dice.choice(states)
+        state.tokens += [dice.randrange(6) for _ in range(dice.randrange(1, 4))]
+        found = drafter.draft(state, 2)
+        suffix = state.tokens[len(state.tokens) - found.strength :]
+        assert not found.tokens or found.tokens in [one[:2] for one in places([one.tokens for one in states], suffix)]
+    assert found.strength
+
+
+def test_nothing_crosses_a_cache_salt_by_the_global_pool() -> None:
+    shared, own = (SuffixDrafter(max_matching_ngram_size=-1, enable_global_pool=pool) for pool in (True, False))
+    for drafter in (shared, own):
+        drafted(drafter, [1, 2, 3, 4])
+        drafted(drafter, [6, 7, 8], salt="a")
+    assert drafted(shared, [9, 1, 2]) == Draft([3, 4], 2)
+    assert drafted(own, [9, 1, 2]) == Draft()
+    assert drafted(shared, [9, 6, 7]) == Draft(), "nothing of a salted sequence reaches another"
+    assert drafted(shared, [9, 6, 7], salt="a") == Draft(), "one with the same salt neither"
+    assert drafted(shared, [9, 1, 2], salt="b") == Draft(), "and nothing reaches a salted one"
+
+
+def test_the_global_pool_begins_anew_after_as_many_sequences_as_it_may_hold() -> None:
+    drafter = SuffixDrafter(max_matching_ngram_size=-1, enable_global_pool=True, global_pool_size=2)
+    running = drafter.begin(None)
+    running.tokens += [1, 2, 3, 4]
+    drafter.draft(running, 3)
+    assert drafted(drafter, [9, 1, 2]) == Draft([3, 4], 2)
+    assert drafted(drafter, [8, 1, 2]) == Draft()
+    running.tokens += [9, 1]
+    assert drafter.draft(running, 3) == Draft([2], 2), "a running sequence keeps its pool"
+
+
 GUESSES = Draft([1, 2, 3, 4], 2)
 
 

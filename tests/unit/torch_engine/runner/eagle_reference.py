@@ -58,10 +58,10 @@ def save_head(directory: Path, tensors: dict[str, Tensor], **changes: Any) -> Pa
 
 
 class Reference:
-    """EAGLE-3 in plain torch, one position after the other."""
+    """EAGLE-3 in plain torch, one position after the other. ``captured``: layers, -1 for the embeddings."""
 
-    def __init__(self, model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
-        self._model, self._tensors = model, tensors
+    def __init__(self, model: PreTrainedModel, tensors: dict[str, Tensor], captured: Sequence[int] = CAPTURED) -> None:
+        self._model, self._tensors, self._captured = model, tensors, captured
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON) * self._tensors[f"{name}.weight"]
@@ -77,7 +77,7 @@ class Reference:
     def draft(self, known: list[int], count: int) -> list[int]:
         weights = self._tensors
         states = self._model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
-        features = torch.cat([states[layer + 1][0] for layer in CAPTURED], dim=-1) @ weights["fc.weight"].T
+        features = torch.cat([states[layer + 1][0] for layer in self._captured], dim=-1) @ weights["fc.weight"].T
         embedding = self._model.get_input_embeddings().weight
         keys: list[Tensor] = []
         values: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Speculation with a model that drafts: the very tokens that no speculation would give, for every kind of request."""
+"""Speculation with a small model that drafts: what it computes, and which drafts come of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from engine_player import Engine, Wish, assert_equal, served, workload
-from guided_player import guided_workload, served_guided
+from engine_player import Engine, Wish, assert_equal, served
+from noisy_drafts import save_noisy, with_tokenizer
 from runner_player import VOCAB, build, random_prompt, save
-from tokenizers import Tokenizer, models
 
 from trtx.errors import UsageError
 from trtx.torch_engine.core.speculation.create import create_speculation
@@ -21,13 +19,6 @@ from trtx.torch_engine.runner import DraftArgs, RunnerArgs, TorchRunner, create_
 from trtx.torch_engine.runner.draft_target import SmallModel
 
 MOST = 3
-NOISE = 0.03  # relative to the weights of the target model: about half of the drafted tokens are then right
-
-
-def with_tokenizer(directory: Path, first: str = "t") -> Path:
-    words = {f"{first}{at}": at for at in range(VOCAB)}
-    Tokenizer(models.WordLevel(words, unk_token=f"{first}0")).save(str(directory / "tokenizer.json"))
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +28,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target model with noise in its weights."""
-    model = build("qwen3")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * NOISE * parameter.std())
-    return with_tokenizer(save(model, tmp_path_factory.mktemp("draft")))
+    return save_noisy(build("qwen3"), tmp_path_factory.mktemp("draft"))
 
 
 def new_runner(target: Path, draft: Path, kind: str = "Draft_Target", **changes: Any) -> TorchRunner:
@@ -54,55 +40,10 @@ def new_runner(target: Path, draft: Path, kind: str = "Draft_Target", **changes:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def runner(target: Path, draft: Path) -> TorchRunner:
-    return new_runner(target, draft)
-
-
 def always(runner: TorchRunner, *, step_tokens: int = 24) -> Speculation:
     """Verifies all that the model drafts."""
     config = SpeculativeConfig(decoding_type="Draft_Target", max_draft_len=MOST, draft_len_schedule={5: MOST})
     return create_speculation(config, runner, max_num_tokens=step_tokens)
-
-
-def play(runner: TorchRunner, seed: int) -> Speculation:
-    wishes = workload(seed)
-    expected, _ = served(runner, wishes, overlap=False)
-    speculation = always(runner)
-    found, _ = served(runner, wishes, overlap=True, speculation=speculation)
-    assert_equal(found, expected, wishes)
-    return speculation
-
-
-@pytest.mark.parametrize("seed", [0, 1, 3])
-def test_tokens_are_the_same_with_a_draft_model_and_without(runner: TorchRunner, seed: int) -> None:
-    counts = play(runner, seed).counts
-    assert 0 < sum(counts.accepted) < sum(counts.drafted)
-
-
-@pytest.mark.proof
-def test_tokens_are_the_same_with_a_draft_model_and_without_in_many_workloads(runner: TorchRunner) -> None:
-    """2,100 requests."""
-    for seed in range(200, 350):
-        play(runner, seed)
-
-
-def play_guided(runner: TorchRunner, seed: int) -> int:
-    wishes = guided_workload(seed)
-    expected = served_guided(runner, wishes, overlap=False)
-    speculation = always(runner)
-    assert_equal(served_guided(runner, wishes, overlap=True, speculation=speculation), expected, wishes)
-    return sum(speculation.counts.accepted)
-
-
-def test_guided_tokens_are_the_same_with_a_draft_model_and_without(runner: TorchRunner) -> None:
-    play_guided(runner, 0)
-
-
-@pytest.mark.proof
-def test_guided_tokens_are_the_same_with_a_draft_model_and_without_in_many_workloads(runner: TorchRunner) -> None:
-    """2,070 requests."""
-    assert sum(play_guided(runner, seed) for seed in range(400, 630)) > 0
 
 
 def test_the_target_model_as_its_own_draft_is_always_right(target: Path) -> None:
@@ -175,20 +116,6 @@ def test_a_sequence_beyond_the_context_of_the_draft_model_goes_on_without_drafts
     found, _ = served(runner, [wish], overlap=True, speculation=speculation)
     assert found[0].tokens == expected[0].tokens
     assert 0 < sum(speculation.counts.drafted) <= 12
-
-
-def test_a_deterministic_engine_gives_the_same_logprobs_to_the_last_bit(target: Path, draft: Path) -> None:
-    runner = new_runner(target, draft, deterministic=True)
-    kinds = ({}, {"temperature": 1.0}, {"temperature": 1.0, "frequency_penalty": 0.5})
-    wishes = [
-        Wish(index, random_prompt(9 + index, index), kind | {"max_tokens": 10, "logprobs": 2, "seed": index}, None)
-        for index, kind in enumerate(kinds)
-    ]
-    expected, _ = served(runner, wishes, overlap=False)
-    speculation = always(runner)
-    found, _ = served(runner, wishes, overlap=True, speculation=speculation)
-    assert sum(speculation.counts.accepted)
-    assert found == expected
 
 
 def test_a_draft_model_of_another_vocabulary_or_tokenizer_is_refused(

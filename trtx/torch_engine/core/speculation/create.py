@@ -29,7 +29,13 @@ def _source(config: SpeculativeConfig, runner: ModelRunner, max_num_tokens: int)
         )
     size = config.max_matching_ngram_size
     if config.decoding_type == "SA":
-        return LookupDrafts(SuffixDrafter(max_matching_ngram_size=_SUFFIX_SIZE if size is None else size))
+        return LookupDrafts(
+            SuffixDrafter(
+                max_matching_ngram_size=_SUFFIX_SIZE if size is None else size,
+                enable_global_pool=config.enable_global_pool,
+                global_pool_size=config.global_pool_size,
+            )
+        )
     assert config.decoding_type == "NGram", config.decoding_type  # config/torch_limits.py refuses the others
     return LookupDrafts(
         NGramDrafter(

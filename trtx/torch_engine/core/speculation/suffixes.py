@@ -1,4 +1,4 @@
-"""A drafter that finds the longest suffix of a sequence that occurred in it before, with a suffix automaton."""
+"""A drafter that finds the longest suffix of a sequence that occurred before, with a suffix automaton."""
 
 from __future__ import annotations
 
@@ -7,46 +7,52 @@ from dataclasses import dataclass, field
 from trtx.torch_engine.core.speculation.drafters import NO_DRAFT, TOKENS_AT_ONCE, Draft, DraftState
 
 MOST_TOKENS = 1 << 15
-"""Tokens of a prompt that the automaton holds, its last ones: about 20 MB."""
+"""Tokens of a prompt that an automaton holds, its last ones: about 20 MB."""
+MOST_POOL_STATES = 1 << 18
+"""States of the global pool before it begins anew, about 1.5 for each token: about 100 MB."""
 
 
-@dataclass(slots=True, eq=False)
 class SuffixAutomaton:
-    """The automaton of ``tokens[first:first + num_added]``. Blumer et al., "The smallest automaton recognizing the
-    subwords of a text" (1985); each token takes amortized constant time.
+    """Finds where suffixes of some sequences occurred before, in any of them.
 
-    A state stands for the suffixes that end at the same positions: ``lengths`` is the longest one's number of tokens,
-    ``ends`` the first of these positions, and ``links`` the state of the longest suffix that also ends elsewhere.
+    Blumer et al., "The smallest automaton recognizing the subwords of a text" (1985); each token takes amortized
+    constant time. A state stands for the suffixes that end at the same positions: ``lengths`` is the longest one's
+    number of tokens, ``ends`` the first of these positions that a token follows, as (sequence, number of its tokens
+    before it), and ``links`` the state of the longest suffix that also ends elsewhere.
     """
 
-    tokens: list[int] = field(default_factory=list)
-    first: int = -1  # set by the first call of add
-    num_added: int = 0
-    lengths: list[int] = field(default_factory=lambda: [0])
-    ends: list[int] = field(default_factory=lambda: [0])
-    links: list[int] = field(default_factory=lambda: [-1])
-    following: list[dict[int, int]] = field(default_factory=lambda: [{}])
-    last: int = 0
+    def __init__(self) -> None:
+        self.num_sequences = 0
+        self.lengths = [0]
+        self.ends: list[tuple[SuffixState, int] | None] = [None]
+        self.links = [-1]
+        self.following: list[dict[int, int]] = [{}]
 
-    def add(self, most: int) -> bool:
-        """Adds at most ``most`` of the tokens that are not added yet. Returns whether all are added."""
-        if self.first < 0:
-            self.first = max(0, len(self.tokens) - MOST_TOKENS)
-        begin = self.first + self.num_added
-        for token in self.tokens[begin : begin + most]:
-            self._add(token)
-        return self.first + self.num_added == len(self.tokens)
+    def begin(self) -> SuffixState:
+        self.num_sequences += 1
+        return SuffixState(self)
 
-    def _add(self, token: int) -> None:
+    def extend(self, last: int, token: int, end: tuple[SuffixState, int]) -> int:
+        """Adds ``token`` to the sequence whose whole text ``last`` stands for. Returns the state of the longer text."""
         lengths, links, following = self.lengths, self.links, self.following
-        self.num_added += 1
-        new = self._state(lengths[self.last] + 1, self.num_added, {})
-        state = self.last
+        if token in following[last]:  # another sequence began with the same text
+            same = self._split(last, token)
+            self._revive(same, end)
+            return same
+        new = self._state(lengths[last] + 1, end, {})
+        state = last
         while state >= 0 and token not in following[state]:
             following[state][token] = new
             state = links[state]
         links[new] = 0 if state < 0 else self._split(state, token)
-        self.last = new
+        self._revive(links[new], end)
+        return new
+
+    def _revive(self, state: int, end: tuple[SuffixState, int]) -> None:
+        """Gives ``end`` to a state, and to those of shorter suffixes, if no token followed their first position."""
+        while state > 0 and (first := self.ends[state]) is not None and len(first[0].tokens) <= first[1]:
+            self.ends[state] = end
+            state = self.links[state]
 
     def _split(self, state: int, token: int) -> int:
         """Returns the state that ``token`` leads to from ``state``, for suffixes one longer than those of ``state``."""
@@ -61,37 +67,74 @@ class SuffixAutomaton:
             state = self.links[state]
         return clone
 
-    def _state(self, length: int, end: int, following: dict[int, int]) -> int:
+    def _state(self, length: int, end: tuple[SuffixState, int] | None, following: dict[int, int]) -> int:
         self.lengths.append(length)
         self.ends.append(end)
         self.links.append(-1)
         self.following.append(following)
         return len(self.lengths) - 1
 
-    def longest_repeat(self, most: int) -> tuple[int, int]:
-        """Returns the length of the longest repeated suffix, at most ``most``, and the position after its first place.
 
-        The length is 0 if no suffix occurred before.
+@dataclass(slots=True, eq=False)
+class SuffixState:
+    """A sequence: the automaton holds ``tokens[first:first + num_added]``, which its state ``last`` stands for."""
+
+    automaton: SuffixAutomaton
+    tokens: list[int] = field(default_factory=list)
+    first: int = -1  # set by the first call of add
+    num_added: int = 0
+    last: int = 0
+
+    def add(self, most: int) -> bool:
+        """Adds at most ``most`` of the tokens that are not added yet. Returns whether all are added."""
+        if self.first < 0:
+            self.first = max(0, len(self.tokens) - MOST_TOKENS)
+        begin = self.first + self.num_added
+        for at, token in enumerate(self.tokens[begin : begin + most], begin + 1):
+            self.last = self.automaton.extend(self.last, token, (self, at))
+            self.num_added += 1
+        return self.first + self.num_added == len(self.tokens)
+
+    def continued(self, longest: int, most: int) -> Draft:
+        """Returns at most ``most`` tokens that followed the longest suffix of at most ``longest`` tokens before.
+
+        A place that has no tokens after it yet, as the end of this sequence, gives way to a shorter suffix.
         """
-        state = self.links[self.last] if self.num_added else 0
-        while state > 0 and self.lengths[self.links[state]] >= most:
-            state = self.links[state]
-        return min(self.lengths[state], most), self.first + self.ends[state]
+        automaton = self.automaton
+        state = self.last
+        while state > 0:
+            link, end = automaton.links[state], automaton.ends[state]
+            if automaton.lengths[link] < longest and end is not None:
+                source, at = end
+                if following := source.tokens[at : at + most]:
+                    return Draft(following, min(automaton.lengths[state], longest))
+            state = link
+        return NO_DRAFT
 
 
 class SuffixDrafter:
-    """TensorRT-LLM's SA: the tokens that followed the first place of the longest repeated suffix."""
+    """TensorRT-LLM's SA: the tokens that followed the first place of the longest suffix that occurred before.
 
-    def __init__(self, *, max_matching_ngram_size: int) -> None:
-        """``max_matching_ngram_size`` below 1: no limit."""
-        self._most = max_matching_ngram_size if max_matching_ngram_size > 0 else MOST_TOKENS
+    The global pool is of all sequences without a ``cache_salt``. A salted sequence looks in itself only, as every
+    sequence does without the pool.
+    """
 
-    def begin(self, cache_salt: str | None) -> SuffixAutomaton:
-        return SuffixAutomaton()
+    def __init__(
+        self, *, max_matching_ngram_size: int, enable_global_pool: bool = False, global_pool_size: int | None = None
+    ) -> None:
+        """``max_matching_ngram_size`` below 1: no limit. ``global_pool_size``: sequences that the pool holds before it
+        begins anew; None: as many as fit. Sequences that are decoding then keep the pool that they began with."""
+        self._longest = max_matching_ngram_size if max_matching_ngram_size > 0 else MOST_TOKENS
+        self._most_sequences = global_pool_size
+        self._pool = SuffixAutomaton() if enable_global_pool else None
+
+    def begin(self, cache_salt: str | None) -> SuffixState:
+        if self._pool is None or cache_salt is not None:
+            return SuffixAutomaton().begin()
+        if self._pool.num_sequences == self._most_sequences or len(self._pool.lengths) > MOST_POOL_STATES:
+            self._pool = SuffixAutomaton()
+        return self._pool.begin()
 
     def draft(self, state: DraftState, most: int) -> Draft:
-        assert isinstance(state, SuffixAutomaton)
-        if not state.add(TOKENS_AT_ONCE):
-            return NO_DRAFT
-        length, at = state.longest_repeat(self._most)
-        return Draft(state.tokens[at : at + most], length) if length else NO_DRAFT
+        assert isinstance(state, SuffixState)
+        return state.continued(self._longest, most) if state.add(TOKENS_AT_ONCE) else NO_DRAFT
