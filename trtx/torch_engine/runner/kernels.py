@@ -40,7 +40,7 @@ class WorkList:
     part_weights: Tensor  # [rows of parts, num_heads, 2] float32
     tile_rows: int
     block_rows: int
-    window: int  # positions that a query attends to, including its own; 0: all
+    window: int | None  # positions that a query attends to, including its own; None: all
 
 
 @dataclass(frozen=True, slots=True)

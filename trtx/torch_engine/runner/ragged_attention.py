@@ -84,8 +84,8 @@ class RaggedAttention:
         places = [cache.place(layer) for layer in range(config.num_layers)]
         self._tables = [table for table, _ in places]
         self._layers = [cache.pool[:, index] for _, index in places]
-        self._windows = tuple(window or 0 for window in config.windows or (None,) * config.num_layers)
-        self._kinds = sorted(set(self._windows))  # one set of work lists for each
+        self._windows = config.windows or (None,) * config.num_layers
+        self._kinds = tuple(dict.fromkeys(self._windows))  # one set of work lists for each
         self._kv_scales: list[Tensor | None] = [None] * config.num_layers
         if cache.scales is not None:
             self._kv_scales = list(cache.scales.unbind(0))
@@ -110,8 +110,8 @@ class RaggedAttention:
         work = tuple(chain.from_iterable(self._lists(inputs, dtype, window) for window in self._kinds))
         return replace(inputs, work=work)
 
-    def _lists(self, inputs: PassInputs, dtype: torch.dtype, window: int) -> Iterator[WorkList]:
-        """Builds the work lists of the layers with ``window``. 0: none."""
+    def _lists(self, inputs: PassInputs, dtype: torch.dtype, window: int | None) -> Iterator[WorkList]:
+        """Builds the work lists of the layers with ``window``."""
         spans = inputs.spans
         count = inputs.slots.shape[0] if spans is None else inputs.num_decodes
         if count:
@@ -134,7 +134,7 @@ class RaggedAttention:
     def _work(
         self,
         tile: _Tile,
-        window: int,
+        window: int | None,
         longest: int,
         slots: Tensor,
         starts: Tensor | None,
@@ -173,10 +173,10 @@ class RaggedAttention:
         plan_kernel[(count,)](
             slots, starts, contexts, work.num_items, work.items, work.arrived,
             self._cache.padding_slot, count, wanted, fewer, FIXED_CHUNK if self._fixed else _LEAST_CHUNK, _LONG_CHUNK,
-            part_rows, above, up_to,
+            part_rows, above, up_to, window,
             TILE_ROWS=tile_rows, BLOCK_TOKENS=tile.tokens, NUM_KV_HEADS=config.num_kv_heads, FIXED=self._fixed,
             BLOCK_SEQUENCES=self._block_sequences, BLOCK_ITEMS=_BLOCK_ITEMS,
-            BLOCK_KV_HEADS=triton.next_power_of_2(config.num_kv_heads), WINDOW=window, num_warps=1,
+            BLOCK_KV_HEADS=triton.next_power_of_2(config.num_kv_heads), num_warps=1,
         )  # fmt: skip
         return work
 
@@ -214,12 +214,11 @@ class RaggedAttention:
         ragged_attention_kernel[(programs,)](
             q, self._layers[layer], self._tables[layer], out, work.num_items, work.items, work.arrived,
             work.part_sums, work.part_weights, self._kv_scales[layer], scale,
-            self._scale, self._cache.block_table.shape[1], *self._strides,
+            work.window, self._scale, self._cache.block_table.shape[1], *self._strides,
             NUM_HEADS=config.num_heads, NUM_KV_HEADS=config.num_kv_heads, HEAD_DIM=config.head_dim,
             TOKENS_PER_BLOCK=self._cache.tokens_per_block, TILE_ROWS=work.tile_rows, BLOCK_ROWS=tile.rows,
             BLOCK_TOKENS=tile.tokens, BLOCK_DIM=self._block_dim, FIXED=self._fixed,
             FOLD_CHUNKS=1 if self._fixed else tile.fold_chunks, WHOLE_FIRST=tile.whole_first and not self._fixed,
-            WINDOW=work.window,
             num_warps=tile.warps, num_stages=tile.stages,
             maxnreg=None if self._cache.scales is not None else tile.max_registers,
             OVERLAPS=overlaps, launch_pdl=overlaps,
@@ -236,7 +235,7 @@ class RaggedAttention:
             tiles = _NARROW_TILES[-1:] if is_narrow else (_FIXED_TILE,)
         return tuple(replace(tile, rows=max(tile.rows, self._lanes)) for tile in tiles)
 
-    def _tiles_of(self, spans: Spans, dtype: torch.dtype, window: int) -> list[tuple[_Tile, int, int]]:
+    def _tiles_of(self, spans: Spans, dtype: torch.dtype, window: int | None) -> list[tuple[_Tile, int, int]]:
         """Returns (tile, exclusive minimum, inclusive maximum of tokens) for each work list that ``spans`` need.
 
         No sequence has much KV to read through a short window.
@@ -246,7 +245,7 @@ class RaggedAttention:
         if not narrower:
             return [(widest, -1, _ANY)]
         short = (narrower[-1], -1, _SHORT)
-        if 0 < window <= _SHORT:
+        if window is not None and window <= _SHORT:
             return [(narrower[-1], -1, _ANY)]
         if spans.max_context is not None and spans.max_context + spans.max_length <= _SHORT:
             return [short]

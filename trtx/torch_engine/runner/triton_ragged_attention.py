@@ -18,8 +18,8 @@ v's into the output sums, so that no element is scaled individually. bfloat16 qu
 instruction converts float8 to float16, while bfloat16 takes two, and Ada has none for it. ``out_scale`` is the input
 scale of a float8 matmul that consumes the output. With or without it, the output is first rounded to q's dtype.
 
-``WINDOW``: number of positions that a query attends to, including its own; 0: all. A tile reads no KV before the window
-of its first row, whose block may have been freed.
+``window``: the number of positions that a query attends to, including its own; None: all, and the compiler leaves out
+what windows need. A tile reads no KV before the window of its first row, whose block may have been freed.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -35,7 +35,7 @@ from trtx.torch_engine.triton_pointwise import follow, store_result
 
 
 @triton.jit
-def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale, WINDOW: tl.constexpr):
+def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale, window):
     """Online softmax step: folds these tokens into each row's running state.
 
     ``best`` is the raw maximum of the dot products, before ``scale``, which is positive. ``tokens`` None: every row
@@ -44,8 +44,8 @@ def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale, 
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     if tokens is not None:
         attended = tokens[None, :] <= limits[:, None]
-        if WINDOW > 0:
-            attended = attended & (tokens[None, :] > limits[:, None] - WINDOW)
+        if window is not None:
+            attended = attended & (tokens[None, :] > limits[:, None] - window)
         scores = tl.where(attended, scores, -float("inf"))
     top = tl.maximum(best, tl.max(scores, axis=1))
     base = top
@@ -60,10 +60,9 @@ def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale, 
 
 @triton.jit
 def take_some_tokens(
-    query, limits, pool_head, table_row, begin, end, lowest, best, weight, sums, scale, block_stride, kv_stride,
-    token_stride,
+    query, limits, pool_head, table_row, begin, end, lowest, window, best, weight, sums, scale, block_stride,
+    kv_stride, token_stride,
     HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Folds positions ``[begin, end)`` from ``lowest`` on into each row's state, up to the row's limit."""
     offsets = tl.arange(0, BLOCK_TOKENS)
@@ -71,7 +70,7 @@ def take_some_tokens(
     for start in range(begin, end, BLOCK_TOKENS):
         tokens = start + offsets
         read = tokens < end
-        if WINDOW > 0:
+        if window is not None:
             read = read & (tokens >= lowest)
         block = tl.load(table_row + tokens // TOKENS_PER_BLOCK, mask=read, other=0)
         cells = block.to(tl.int64) * block_stride + tokens % TOKENS_PER_BLOCK * token_stride
@@ -79,16 +78,16 @@ def take_some_tokens(
         loaded = read[:, None] & (dims < HEAD_DIM)[None, :]
         keys = tl.load(pointers, mask=loaded, other=0.0).to(query.dtype)
         values = tl.load(pointers + kv_stride, mask=loaded, other=0.0).to(query.dtype)
-        best, weight, sums = take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale, WINDOW)
+        best, weight, sums = take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale, window)
     return best, weight, sums
 
 
 @triton.jit
 def attend_chunk(
-    query, limits, all_see, pool_head, table_row, begin, end, lowest, all_see_from, scale, block_stride, kv_stride,
-    token_stride,
+    query, limits, all_see, pool_head, table_row, begin, end, lowest, all_see_from, window, scale, block_stride,
+    kv_stride, token_stride,
     HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, WHOLE_FIRST: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, WHOLE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Attention of each row over positions ``[begin, end)`` from ``lowest`` on, up to the row's limit.
 
@@ -104,12 +103,12 @@ def attend_chunk(
     sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
     masked = begin
     if WHOLE_FIRST:
-        if WINDOW > 0:
+        if window is not None:
             masked += tl.cdiv(tl.maximum(all_see_from - begin, 0), BLOCK_TOKENS) * BLOCK_TOKENS
             masked = tl.minimum(masked, tl.maximum(end, begin))
             best, weight, sums = take_some_tokens(
-                query, limits, pool_head, table_row, begin, masked, lowest, best, weight, sums, scale, block_stride,
-                kv_stride, token_stride, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_TOKENS, BLOCK_DIM, WINDOW,
+                query, limits, pool_head, table_row, begin, masked, lowest, window, best, weight, sums, scale,
+                block_stride, kv_stride, token_stride, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_TOKENS, BLOCK_DIM,
             )  # fmt: skip
         first = masked
         masked += tl.maximum(tl.minimum(end, all_see) - masked, 0) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -124,10 +123,10 @@ def attend_chunk(
             else:
                 keys = tl.load(pointers, mask=in_dim[None, :], other=0.0).to(query.dtype)
                 values = tl.load(pointers + kv_stride, mask=in_dim[None, :], other=0.0).to(query.dtype)
-            best, weight, sums = take_tokens(query, keys, values, best, weight, sums, None, limits, scale, WINDOW)
+            best, weight, sums = take_tokens(query, keys, values, best, weight, sums, None, limits, scale, window)
     best, weight, sums = take_some_tokens(
-        query, limits, pool_head, table_row, masked, end, lowest, best, weight, sums, scale, block_stride, kv_stride,
-        token_stride, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_TOKENS, BLOCK_DIM, WINDOW,
+        query, limits, pool_head, table_row, masked, end, lowest, window, best, weight, sums, scale, block_stride,
+        kv_stride, token_stride, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_TOKENS, BLOCK_DIM,
     )  # fmt: skip
     return tl.where(best > -float("inf"), best * scale, best), weight, sums
 
@@ -202,10 +201,10 @@ def fold_tokens(
 @triton.jit
 def attend_item(
     item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, kv_scales, out_scale,
-    scale, table_width, block_stride, kv_stride, token_stride, head_stride,
+    window, scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr, WINDOW: tl.constexpr,
+    FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Computes one KV head of one item.
 
@@ -235,9 +234,9 @@ def attend_item(
     begin = index * chunk
     lowest = 0  # position that the first row attends to first
     all_see_from = 0
-    if WINDOW > 0:
-        lowest = tl.maximum(position - WINDOW + 1, 0)
-        all_see_from = length - WINDOW
+    if window is not None:
+        lowest = tl.maximum(position - window + 1, 0)
+        all_see_from = length - window
         begin += lowest // chunk * chunk if FIXED else lowest
     end = tl.where(chunks == 1, length, tl.minimum(begin + chunk, length))
     if FIXED:
@@ -246,19 +245,19 @@ def attend_item(
         sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
         for start in range(begin, end, chunk):
             first = start
-            if WINDOW > 0:
+            if window is not None:
                 first = tl.maximum(start, lowest // BLOCK_TOKENS * BLOCK_TOKENS)
             part_best, part_weight, part = attend_chunk(
                 query, limits, position + 1, pool_head, table_row, first, tl.minimum(start + chunk, end), lowest,
-                all_see_from, scale, block_stride, kv_stride, token_stride,
-                HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, False, WINDOW,
+                all_see_from, window, scale, block_stride, kv_stride, token_stride,
+                HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, False,
             )  # fmt: skip
             best, weight, sums = fold(best, weight, sums, part_best, part_weight, part)
     else:
         best, weight, sums = attend_chunk(
-            query, limits, position + 1, pool_head, table_row, begin, end, lowest, all_see_from, scale, block_stride,
-            kv_stride, token_stride,
-            HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, WHOLE_FIRST, WINDOW,
+            query, limits, position + 1, pool_head, table_row, begin, end, lowest, all_see_from, window, scale,
+            block_stride, kv_stride, token_stride,
+            HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, WHOLE_FIRST,
         )  # fmt: skip
 
     if chunks == 1:
@@ -299,11 +298,10 @@ def attend_item(
 @triton.jit
 def ragged_attention_kernel(
     q, pool_layer, block_table, out, num_items, items, arrived, part_sums, part_weights, kv_scales, out_scale,
-    scale, table_width, block_stride, kv_stride, token_stride, head_stride,
+    window, scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr, WINDOW: tl.constexpr,
-    OVERLAPS: tl.constexpr = False,
+    FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr, OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """Attention over a work list. q and out are [tokens, heads, dim].
 
@@ -323,9 +321,9 @@ def ragged_attention_kernel(
         for work in range(tl.program_id(0), total, tl.num_programs(0)):
             attend_item(
                 load_item(items + work // NUM_KV_HEADS * ITEM), work, q, pool_layer, block_table, out, arrived,
-                part_sums, part_weights, kv_scales, out_scale, scale, table_width, block_stride, kv_stride,
+                part_sums, part_weights, kv_scales, out_scale, window, scale, table_width, block_stride, kv_stride,
                 token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS,
-                BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS, WHOLE_FIRST, WINDOW,
+                BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS, WHOLE_FIRST,
             )  # fmt: skip
     else:
         work = tl.program_id(0)
@@ -333,7 +331,7 @@ def ragged_attention_kernel(
         if work < total:
             attend_item(
                 item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, kv_scales, out_scale,
-                scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS,
+                window, scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS,
                 HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS,
-                WHOLE_FIRST, WINDOW,
+                WHOLE_FIRST,
             )  # fmt: skip

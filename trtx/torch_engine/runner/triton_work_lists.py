@@ -23,9 +23,9 @@ of chunks of the tile (1: this item has all its KV), tokens in a chunk, and the 
 @triton.jit(do_not_specialize=["num_sequences", "wanted_items", "fewer_items", "part_rows", "above", "up_to"])
 def plan_kernel(
     slots, starts, contexts, num_items, items, arrived,
-    padding_slot, num_sequences, wanted_items, fewer_items, chunk_tokens, long_chunk, part_rows, above, up_to,
+    padding_slot, num_sequences, wanted_items, fewer_items, chunk_tokens, long_chunk, part_rows, above, up_to, window,
     TILE_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, FIXED: tl.constexpr,
-    BLOCK_SEQUENCES: tl.constexpr, BLOCK_ITEMS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_SEQUENCES: tl.constexpr, BLOCK_ITEMS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr,
 ):  # fmt: skip
     """Writes the items of one sequence for each program.
 
@@ -54,12 +54,12 @@ def plan_kernel(
     length = tl.where(rows > 0, length, 0)
     tiles = tl.cdiv(rows, TILE_ROWS)
     whole = tiles  # tiles with all tokens before them; the others have one window less one
-    if WINDOW > 0:
-        whole = tl.minimum(tl.maximum(tl.cdiv(WINDOW - 1 - context, TILE_ROWS), 0), tiles)
+    if window is not None:
+        whole = tl.minimum(tl.maximum(tl.cdiv(window - 1 - context, TILE_ROWS), 0), tiles)
     tokens = whole.to(tl.int64) * context + TILE_ROWS * (whole * (whole - 1) // 2) + rows  # summed over all tiles
-    if WINDOW > 0:
-        tokens += (tiles - whole).to(tl.int64) * (WINDOW - 1)
-        before = WINDOW - 1
+    if window is not None:
+        tokens += (tiles - whole).to(tl.int64) * (window - 1)
+        before = window - 1
         if FIXED:
             before += chunk_tokens - 1  # chunks begin at multiples of their length
         length = tl.minimum(length, before + tl.minimum(rows, TILE_ROWS))
