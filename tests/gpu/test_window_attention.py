@@ -87,12 +87,15 @@ def test_any_lengths_through_any_window_equal_the_definition(attention: Attentio
 
 
 @pytest.mark.parametrize("attention", RAGGED)
-@pytest.mark.parametrize("window", [13, 200])
+@pytest.mark.parametrize(
+    ("window", "spans"),
+    [(13, [(300, 70), (0, 40), (511, 3)]), (200, [(300, 70), (0, 40), (511, 3)]), (2100, [(2150, 70)])],
+)  # up to a window of 2,048 the tiles are narrow
 def test_the_first_row_of_a_chunk_sees_the_context_and_the_last_one_only_the_chunk(
-    attention: Attention, window: int
+    attention: Attention, window: int, spans: list[tuple[int, int]]
 ) -> None:
     """Tiles of several rows whose windows begin at different tokens, with tokens that all rows see and without."""
-    case = Case([(300, 70), (0, 40), (511, 3)], (8, 2, 16), torch.float16, window=window)
+    case = Case(spans, (8, 2, 16), torch.float16, window=window)
     check(case, attention, case.inputs, rows_of(case), 132)
 
 
