@@ -12,11 +12,10 @@ from kernel_cases import close, random
 from runner_player import Player, build, random_prompt, reference_tokens, save
 from test_deterministic_cuda import check, expected
 from test_ragged_attention import RAGGED, Case, decodes
-from test_runner_windows import LENGTHS, MODELS, asked
+from test_runner_windows import LENGTHS, MODELS, asked, poison_freed_blocks
 from test_speculation_tokens import always, knowing
 from transformers import PreTrainedModel
 
-from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.kernels import Attention, PassInputs
 
@@ -77,18 +76,7 @@ def test_blocks_that_leave_the_window_are_freed_and_never_read(model: PreTrained
     """A freed block holds NaN until another sequence writes into it."""
     one = new_runner(model_dir, max_tokens=None, num_blocks=26 * len(model.windows))
     engine, shared = Engine(one, overlap=True), random_prompt(60, 1)
-    pool = engine.core.scheduler.pool
-    release, freed = pool.release, 0
-
-    def spoil(block_ids: list[int]) -> None:
-        nonlocal freed
-        release(block_ids)
-        for block in block_ids:
-            if not pool._refs[block] and pool._names[block] is None:
-                one.pool[block] = torch.nan
-                freed += 1
-
-    pool.release = spoil  # type: ignore[method-assign]
+    freed = poison_freed_blocks(engine, one)
     prompts = [shared[: 11 + 7 * index] + random_prompt(5, index) for index in range(7)]
     with torch.inference_mode():
         for index, prompt in enumerate(prompts):
@@ -99,25 +87,6 @@ def test_blocks_that_leave_the_window_are_freed_and_never_read(model: PreTrained
     for index, prompt in enumerate(prompts):
         assert engine.answers[index].tokens == reference_tokens(model, prompt, 40)
     one.close()
-
-
-@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
-def test_a_graph_gives_the_bits_of_the_same_padded_pass_without(kv_dtype: str, tmp_path: Path) -> None:
-    changes = MODELS["qwen2 alternating"][1] | {"num_attention_heads": 8, "head_dim": 32}
-    model_dir, found = save(build("qwen2", **changes), tmp_path), []
-    for graphs in (True, False):
-        one = new_runner(
-            model_dir, dtype="bfloat16", kv_dtype=kv_dtype, cuda_graphs=graphs, merges_passes=True,
-            pass_sizes=(3, 16, 40),
-        )  # fmt: skip
-        player, wish = Player(one), SamplingParams(logprobs=4)
-        playing = [player.add(random_prompt(length, length), sampling=wish) for length in (5, 3, 6)]
-        long = player.add(random_prompt(150, 1))
-        while long.computed < len(long.prompt):  # no step of decodes alone, which graphs pad and passes without do not
-            player.step([*playing, long], chunk=13)
-        found.append([(result.token_id, result.logprobs) for each in playing for result in each.results])
-        one.close()
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", [("float32", "auto"), ("bfloat16", "fp8")])
