@@ -2,6 +2,7 @@
 
     python benchmarks/attention.py                          # one GPU, 45 GB of it, below 100 s
     python benchmarks/attention.py --cases prompts,"1 x 640" --ways "by length,fixed"
+    python benchmarks/attention.py --window 4096 --cases 32768,8192    # layers that attend to a window
     TRITON_INTERPRET=1 python benchmarks/attention.py       # on a CPU, tiny shapes: that it runs, no figure
 
 The shape is Qwen3-8B's, with 32-token blocks in random places, in bf16 and, with ``--fp8``, also with an FP8 cache. A
@@ -93,12 +94,13 @@ def cases() -> list[Case]:
     return found
 
 
-def config_of(num_layers: int) -> ModelConfig:
+def config_of(num_layers: int, window: int | None) -> ModelConfig:
     return ModelConfig(
         architecture="Qwen3ForCausalLM", vocab_size=64, hidden_size=4096, intermediate_size=12288,
         num_layers=num_layers, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, norm_eps=1e-6, max_position=40960,
         rope=RopeConfig(theta=1e6), tied_head=False, qkv_bias=False, output_bias=False, qk_norm=True,
         dtype="bfloat16", synthetic_seed=None, synthetic_std=0.02,
+        windows=() if window is None else (window,) * num_layers,
     )  # fmt: skip
 
 
@@ -129,8 +131,8 @@ def inputs_of(case: Case) -> PassInputs:
 class Measured:
     """One case over one storage: its KV pool, and a timed run of each way."""
 
-    def __init__(self, case: Case, storage: torch.Tensor, processors: int) -> None:
-        self._case, self._inputs, self._processors = case, inputs_of(case), processors
+    def __init__(self, case: Case, storage: torch.Tensor, processors: int, window: int | None) -> None:
+        self._case, self._inputs, self._processors, self._window = case, inputs_of(case), processors, window
         blocks = [-(-(context + new) // TOKENS_PER_BLOCK) for context, new in case.sequences]
         width = (max(blocks) + 1) | 1  # odd, so that one compiled kernel serves all cases
         layer_elements = sum(blocks) * 2 * TOKENS_PER_BLOCK * KV_HEADS * DIM
@@ -150,8 +152,13 @@ class Measured:
 
     def limit_us(self, bandwidth: float, operations: float) -> float:
         token_bytes = 2 * KV_HEADS * DIM * self._cache.pool.element_size()
-        moved = token_bytes * sum(context + new for context, new in self._case.sequences)
-        pairs = sum(new * context + new * (new + 1) / 2 for context, new in self._case.sequences)
+        window = self._window or LONG * 2  # more than any sequence has
+        moved = token_bytes * sum(new + min(context, window - 1) for context, new in self._case.sequences)
+        pairs = sum(
+            min(position + 1, window)
+            for context, new in self._case.sequences
+            for position in range(context, context + new)
+        )
         return max(moved / bandwidth, 4 * HEADS * DIM * pairs / operations) * 1e6
 
     def run(self, way: str) -> tuple[Callable[[], float], torch.Tensor]:
@@ -161,7 +168,8 @@ class Measured:
         """
         attention, part = WAYS[way]
         processors = max(1, int(self._processors * part))
-        kernels = TritonKernels(config_of(self.layers), self._cache, torch.empty(0), processors, attention)
+        config = config_of(self.layers, self._window)
+        kernels = TritonKernels(config, self._cache, torch.empty(0), processors, attention)
         q, inputs, layers = self._q, self._inputs, self.layers
 
         def attend() -> torch.Tensor:
@@ -212,7 +220,7 @@ def storage_of(dtype: torch.dtype, bytes_held: int) -> torch.Tensor:
 
 def measure(
     storage: torch.Tensor, chosen: list[Case], ways: list[str], rounds: int, processors: int, bandwidth: float,
-    operations: float,
+    operations: float, window: int | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measures every case over one storage and prints one line of the table for each."""
     name = str(storage.dtype).removeprefix("torch.")
@@ -220,7 +228,7 @@ def measure(
     print(f"{name:>40} {'layers':>6} {headings} {'limit':>9} {'differs':>8} {'spread':>7}")
     rows = []
     for case in chosen:
-        measured = Measured(case, storage, processors)
+        measured = Measured(case, storage, processors, window)
         if not measured.layers:
             print(f"{case.name:>40}: does not fit into {storage.nbytes >> 20} MiB")
             continue
@@ -266,6 +274,7 @@ def main() -> None:
     parser.add_argument("--cases", default="", help="those with one of these words in their name, by commas")
     parser.add_argument("--ways", default="", help="likewise; the first is what answers are compared with")
     parser.add_argument("--fp8", action="store_true", help="an FP8 cache too")
+    parser.add_argument("--window", type=int, help="positions that a query attends to; default: all")
     options = parser.parse_args()
     if not IS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
         parser.error("no GPU here; with TRITON_INTERPRET=1 the kernels run on the CPU, for no figure")
@@ -281,7 +290,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for dtype in (DTYPE, FP8) if options.fp8 else (DTYPE,):
         storage = storage_of(dtype, bytes_held)
-        rows += measure(storage, chosen, ways, options.rounds, processors, bandwidth, operations)
+        rows += measure(storage, chosen, ways, options.rounds, processors, bandwidth, operations, options.window)
         del storage
     print(json.dumps({"device": name, "copy_bytes_per_s": bandwidth, "operations_per_s": operations, "rows": rows}))
 

@@ -35,11 +35,13 @@ def measure(
     per_sequence = -(-(isl + osl) // runner.geometry.tokens_per_block)
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(runner.vocab_size, (batch, isl), generator=generator).tolist()
-    order = torch.randperm(runner.num_blocks, generator=generator)[: batch * per_sequence].tolist()
+    groups = range(len(runner.geometry.groups))
+    order = torch.randperm(runner.num_blocks, generator=generator)[: batch * len(groups) * per_sequence].tolist()
+    blocks = [order[begin : begin + per_sequence] for begin in range(0, len(order), per_sequence)]
     outputs: list[list[int]] = [[] for _ in range(batch)]
     sequences = [
         ScheduledSequence(
-            slot, True, prompt, 0, [order[slot * per_sequence : (slot + 1) * per_sequence]], True, sampling, prompt,
+            slot, True, prompt, 0, [blocks[slot * len(groups) + group] for group in groups], True, sampling, prompt,
             outputs[slot], slot,
         )
         for slot, prompt in enumerate(prompts)

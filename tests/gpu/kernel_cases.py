@@ -8,6 +8,7 @@ import torch
 
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.rope import RopeConfig
+from trtx.checkpoint.windows import Windows
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 from trtx.torch_engine.runner.kernels import KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.rope import rotary_table
@@ -21,12 +22,12 @@ SCALE = 0.013  # of a float8 product's input
 SLOTS, TOKENS_PER_BLOCK, BLOCKS_PER_SLOT = 5, 8, 20
 
 
-def config(*, heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
+def config(*, heads: int, kv_heads: int, head_dim: int, windows: Windows = ()) -> ModelConfig:
     return ModelConfig(
         architecture="Qwen3ForCausalLM", vocab_size=64, hidden_size=96, intermediate_size=80, num_layers=2,
         num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, norm_eps=1e-6, max_position=160,
         rope=RopeConfig(theta=1e4), tied_head=True, qkv_bias=False, output_bias=False, qk_norm=True,
-        dtype="float32", synthetic_seed=None, synthetic_std=0.02,
+        dtype="float32", synthetic_seed=None, synthetic_std=0.02, windows=windows,
     )  # fmt: skip
 
 

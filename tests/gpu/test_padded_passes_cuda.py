@@ -18,6 +18,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
 SIZES = (3, 16, 40)
+ALTERNATING = {
+    "num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 13,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 
 
 def new_runner(model_dir: Path, **changes: Any) -> TorchRunner:
@@ -42,9 +46,11 @@ def test_an_engines_tokens_in_float32_are_the_cpus(checkpoint: Path, graphs: boo
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_graph_gives_the_bits_of_the_same_padded_pass_without(family: str, kv_dtype: str, tmp_path: Path) -> None:
-    model_dir, found = save(build(family, num_attention_heads=8, head_dim=32), tmp_path), []
+@pytest.mark.parametrize(("family", "changes"), [*((family, {}) for family in FAMILIES), ("qwen2", ALTERNATING)])
+def test_a_graph_gives_the_bits_of_the_same_padded_pass_without(
+    family: str, changes: dict[str, Any], kv_dtype: str, tmp_path: Path
+) -> None:
+    model_dir, found = save(build(family, num_attention_heads=8, head_dim=32, **changes), tmp_path), []
     for graphs in (True, False):
         one = new_runner(model_dir, dtype="bfloat16", kv_dtype=kv_dtype, cuda_graphs=graphs)
         player, wish = Player(one), SamplingParams(logprobs=4)

@@ -16,6 +16,8 @@ from engine_player import assert_equal, served, workload
 from kernel_cases import DEVICE, DTYPES, IS_INTERPRETED, SCALE, alike, close, config, random, span_inputs
 from runner_player import build, save
 
+from trtx.checkpoint.model_config import ModelConfig
+from trtx.torch_engine.kv_layout import first_block
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.fp8 import to_fp8
 from trtx.torch_engine.runner.kernels import FIXED_CHUNK, Attention, KvCache, PassInputs
@@ -33,13 +35,17 @@ EDGES = [0, 1, 31, 32, 63, 64, 65, 127, 128, FIXED_CHUNK - 1, FIXED_CHUNK, FIXED
 
 @dataclass
 class Case:
-    """``spans``: (tokens in the pool before the pass, new tokens) of each sequence, whose slot is its place."""
+    """``spans``: (tokens in the pool before the pass, new tokens) of each sequence, whose slot is its place.
+
+    ``window``: of every layer. The table has no blocks before the window of a sequence's first new token.
+    """
 
     spans: list[tuple[int, int]]
     heads: tuple[int, int, int] = (4, 2, 16)  # query heads, KV heads, their dimension
     dtype: torch.dtype = torch.float32
     is_fp8: bool = False
     seed: int = 0
+    window: int | None = None
     cache: KvCache = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,9 +60,10 @@ class Case:
         taken = 0
         for slot, (length, count) in enumerate(zip(lengths, needed, strict=True)):
             blocks = order[taken : taken + count]
-            table[slot, :count] = blocks
+            freed = first_block(self.window, self.spans[slot][0], TOKENS_PER_BLOCK)
+            table[slot, freed:count] = blocks[freed:]
             taken += count
-            for index, block in enumerate(blocks.tolist()):
+            for index, block in enumerate(blocks.tolist()[freed:], freed):
                 tokens = min(TOKENS_PER_BLOCK, length - index * TOKENS_PER_BLOCK)
                 pool[block, :, :, :tokens] = torch.randn(LAYERS, 2, tokens, kv_heads, dim, device=DEVICE)
         scales = torch.tensor([[0.02, 0.5], [0.04, 0.25]], device=DEVICE) if self.is_fp8 else None
@@ -73,9 +80,13 @@ class Case:
     def triton(self, attention: Attention, processors: int = 132):  # type: ignore[no-untyped-def]
         from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
+        return TritonKernels(self.shape, self.cache, torch.empty(0), processors, attention)
+
+    @property
+    def shape(self) -> ModelConfig:
         heads, kv_heads, dim = self.heads
-        shape = config(heads=heads, kv_heads=kv_heads, head_dim=dim)
-        return TritonKernels(shape, self.cache, torch.empty(0), processors, attention)
+        windows = () if self.window is None else (self.window,) * LAYERS
+        return config(heads=heads, kv_heads=kv_heads, head_dim=dim, windows=windows)
 
     def attend(self, attention: Attention, q: torch.Tensor, inputs: PassInputs, processors: int = 132) -> torch.Tensor:
         kernels = self.triton(attention, processors)
@@ -88,10 +99,8 @@ class Case:
         return out
 
     def expected(self, q: torch.Tensor, inputs: PassInputs) -> torch.Tensor:
-        heads, kv_heads, dim = self.heads
-        shape = config(heads=heads, kv_heads=kv_heads, head_dim=dim)
-        rotary = rotary_table(shape.rope, dim, 1, DEVICE)
-        return TorchKernels(shape, self.cache, rotary).attend(q, 1, inputs)
+        rotary = rotary_table(self.shape.rope, self.shape.head_dim, 1, DEVICE)
+        return TorchKernels(self.shape, self.cache, rotary).attend(q, 1, inputs)
 
 
 def decodes(case: Case) -> PassInputs:

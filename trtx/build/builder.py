@@ -15,10 +15,11 @@ from trtx.build.formats import NO_FORMAT
 from trtx.build.manifest import SCHEMA_VERSION, Manifest, read_manifest
 from trtx.build.plan import BuildPlan, BuildRequest, plan_build
 from trtx.build.progress import BuildProgress, Clock, Listener
-from trtx.build.proof import Proof, check_supported, judge, prove
+from trtx.build.proof import Proof, judge, prove
 from trtx.build.quantize import QuantizeJob
 from trtx.build.store import Partial, check_space, is_disk_full, no_space, partial_directory
 from trtx.build.tensorrt import EngineJob
+from trtx.checkpoint import read_model_config
 from trtx.errors import LaunchError, UnsupportedModel
 
 
@@ -133,7 +134,7 @@ def _prove(plan: BuildPlan, partial: Partial, on_progress: Listener) -> tuple[Pr
     if plan.request.backend == "tensorrt":
         return None, "the embedded engine runs no engines of the TensorRT backend"
     try:
-        check_supported(plan.source.path, on_gpu=plan.request.here is not None)
+        read_model_config(plan.source.path)  # errors of the engine's process always arrive as UsageError
         proof = prove(
             plan.source.path,
             partial.path,

@@ -15,7 +15,6 @@ from trtx.build.source import Source, read_source
 from trtx.build.tensorrt import check_backend
 from trtx.checkpoint import read_model_config
 from trtx.checkpoint.experts import EXPERT_FORMATS
-from trtx.checkpoint.windows import computed_windows
 from trtx.config import (
     ModelFacts,
     ResolvedEngineConfig,
@@ -125,8 +124,6 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
     if request.backend == "pytorch" and not source.config.get("quantization_config"):
         try:  # the embedded engine calibrates and proves, so a model that it refuses can't be built
             config = read_model_config(source.path)
-            on_gpu = request.here is not None
-            computed_windows(config.windows, source.path, on_gpu=on_gpu, deterministic=False, max_seq_len=None)
         except UnsupportedModel as error:  # its message advises about serving; add advice about building
             raise UnsupportedModel(
                 f"{error}; trtx build quantizes and proves with the torch engine alone, so build with --quant "

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.held_out import held_out_passages, held_out_prompts
-from trtx.checkpoint.model_config import read_model_config
-from trtx.checkpoint.windows import computed_windows
 from trtx.errors import UnsupportedModel
 from trtx.text import load_tokenizer
 from trtx.torch_engine.llmapi import OfflineEngine
@@ -54,15 +52,6 @@ class Answers:
 
     logprobs: list[float]
     continuations: list[list[int]]
-
-
-def check_supported(source: Path, *, on_gpu: bool) -> None:
-    """Raises UnsupportedModel if the embedded engine can't run the model, and UsageError for an invalid config.json.
-
-    This check comes before the engine process starts, because errors of that process always arrive as UsageError.
-    """
-    config = read_model_config(source)
-    computed_windows(config.windows, source, on_gpu=on_gpu, deterministic=False, max_seq_len=None)
 
 
 def prove(source: Path, result: Path, *, kv_dtype: str, on_step: Callable[[int, int], None]) -> Proof:

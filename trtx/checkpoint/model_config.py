@@ -43,6 +43,12 @@ LARGEST = {
 """Upper bounds of the sizes, well above those of every published model (Llama 4 Scout has 10,485,760 positions). A
 larger value is an error, which would otherwise appear only after a long time of counting and allocating."""
 
+_MISSING = {
+    "GptOssForCausalLM": "attention sinks, and experts with biases and a clamped gate",
+    "Gemma3ForCausalLM": "norms after attention and MLP, a GELU gate, and two rotary bases in one model",
+}
+"""What the torch engine lacks for architectures whose attention windows it computes."""
+
 KNOWN = frozenset((
     *LARGEST, *EXPERT_FIELDS, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
     "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
@@ -119,9 +125,10 @@ def _architecture(config: Fields) -> str:
     known = {name: family.model_type for name, family in FAMILIES.items()}
     known |= {name: wrapper.model_type for name, wrapper in WRAPPERS.items()}
     if architecture not in known:
+        missing = f", which does not compute {_MISSING[architecture]}" if architecture in _MISSING else ""
         raise UnsupportedModel(
-            f"{config.file}: architecture {shown_name(architecture)} is not known to the torch engine; expected "
-            f"one of {', '.join(known)}, or the engine tensorrt-llm"
+            f"{config.file}: architecture {shown_name(architecture)} is not known to the torch engine{missing}; "
+            f"expected one of {', '.join(known)}, or the engine tensorrt-llm"
         )
     wanted = known[architecture]
     if config.values.get("model_type") != wanted:  # transformers uses model_type, engines use architectures

@@ -154,6 +154,30 @@ def _llama3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: i
     }
 
 
+def _mistral(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, window: int) -> dict[str, Any]:
+    """Returns the config of a Mistral, after mistralai/Mistral-7B-v0.1: every layer attends to a window."""
+    return {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "sliding_window": window,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 32000,
+    }
+
+
 # float32: tests compare greedy tokens with transformers on a CPU, and rounding decides ties in bfloat16.
 _SMALL: dict[str, Any] = {"torch_dtype": "float32", "max_position_embeddings": 8192}
 
@@ -288,6 +312,11 @@ _SHAPES = (
         "llama-3.1-8b",
         "Llama-3.1-8B, random weights drawn on the device",
         _llama3(4096, 32, 32, 8, 14336, 128256),
+    ),
+    SyntheticShape(
+        "mistral-7b",
+        "Mistral-7B-v0.1 (every layer attends to a window of 4,096), random weights drawn on the device",
+        _mistral(4096, 32, 32, 8, 14336, 4096),
     ),
     SyntheticShape(
         "qwen2.5-7b",

@@ -1,12 +1,10 @@
-"""Sliding-window layers: parses them from ``config.json``, and decides where the torch engine supports them."""
+"""Parses sliding-window layers from ``config.json``."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtx.checkpoint.documents import Fields
-from trtx.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from trtx.checkpoint.families import Family
@@ -86,24 +84,3 @@ def refuse_nested_windows(text: Fields, windows: Windows) -> None:
         text.refuse_here("layer_types", f"{_FULL!r} throughout: {_ELSEWHERE}")
     if windows:
         text.refuse_here("sliding_window", f"null, or use_sliding_window false: {_ELSEWHERE}")
-
-
-def computed_windows(
-    windows: Windows, model_dir: Path, *, on_gpu: bool, deterministic: bool, max_seq_len: int | None
-) -> Windows:
-    """Returns the windows that the torch engine applies.
-
-    On a GPU, and in deterministic mode, the engine does not support windows: the result is empty if every window covers
-    a sequence of ``max_seq_len`` (None: the model's own limit), else UsageError is raised.
-    """
-    if not any(windows) or not (on_gpu or deterministic):
-        return windows
-    count, window = sum(w is not None for w in windows), min(w for w in windows if w is not None)
-    if max_seq_len is not None and max_seq_len <= window:
-        return ()
-    where, remedy = ("on a GPU", "a CPU") if on_gpu else ("deterministically", "no --deterministic")
-    raise UnsupportedModel(
-        f"{model_dir.name}: {count} of {len(windows)} layers attend to a window of {window} positions, which the torch "
-        f"engine does not compute {where}; set max_seq_len to at most {window}, or use {remedy} or the engine "
-        "tensorrt-llm"
-    )

@@ -20,7 +20,6 @@ from trtx.checkpoint import (
 from trtx.checkpoint.drafts import check_draft_of
 from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.checkpoint.vision import read_vision_config
-from trtx.checkpoint.windows import computed_windows
 from trtx.config import (
     Finding,
     ModelFacts,
@@ -147,16 +146,9 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     }
     findings = check_configs(spec, configs, engine, checkpoint, machine)
     if engine == "torch":
-        for config in configs.values():
-            if machine is not None:
+        if machine is not None:
+            for config in configs.values():
                 check_draft_of(config.values.get("speculative_config") or {}, checkpoint.path)
-            computed_windows(
-                read_model_config(checkpoint.path).windows,
-                checkpoint.path,
-                on_gpu=on_gpu,
-                deterministic=spec.deterministic,
-                max_seq_len=config.values.get("max_seq_len"),
-            )
         check_warm_up(configs, checkpoint)
         own = read_model_config(checkpoint.path).dtype
         configs = with_embedding_dtype(configs, own, is_gpu=on_gpu)

@@ -14,7 +14,6 @@ from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.quantization import read_quantization
 from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks, rank_config
-from trtx.checkpoint.windows import computed_windows
 from trtx.memory import reserves, torch_engine
 from trtx.memory.budget import Model
 from trtx.memory.draft_models import draft_memory
@@ -58,9 +57,6 @@ def _for_torch(
     check_ranks(whole, sizes)
     config = rank_config(whole, sizes)
     shape = replace(shape, context_length=config.max_position)
-    windows = computed_windows(
-        config.windows, directory, on_gpu=device.is_gpu, deterministic=False, max_seq_len=limits.max_seq_len
-    )
     capability = (device.capability or capability_of(device.name)) if device.is_gpu else None
     dtype = torch_engine.compute_dtype(limits.dtype, config.dtype, is_gpu=device.is_gpu)
     scaled = has_scaled_products(capability, dtype)
@@ -94,7 +90,7 @@ def _for_torch(
             scaled_products=scaled,
             max_draft_len=asked.draft_tokens,
         ),
-        kv_padding=torch_engine.padding_layers(windows) if windows else 0,
+        kv_padding=torch_engine.padding_layers(config.windows) if config.windows else 0,
         encoder_bytes=reserves.process_bytes(device) + arena_bytes(device) if media and media.has_encoder else 0,
         shared_bytes=media.shared_bytes if media is not None else 0,
     )

@@ -13,7 +13,6 @@ from trtx.checkpoint import ModelConfig, read_end_ids, read_model_config
 from trtx.checkpoint.facts import read_checkpoint, text_config
 from trtx.checkpoint.model_config import LARGEST
 from trtx.checkpoint.shapes import SHAPES
-from trtx.checkpoint.windows import Windows, computed_windows
 from trtx.errors import UsageError
 from trtx.memory import MemoryDevice, UnknownShapeError, plan_memory
 
@@ -194,43 +193,15 @@ def test_a_window_that_is_switched_on_and_not_stated_is_transformers_own(
     assert read(tmp_path, silent | {"max_position_embeddings": 32768}).windows == ()
 
 
+def test_a_model_with_windows_that_needs_more_is_refused_with_what_the_engine_lacks(tmp_path: Path) -> None:
+    says = refusal(tmp_path, QWEN3 | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"})
+    assert "GptOssForCausalLM is not known to the torch engine, which does not compute attention sinks" in says
+
+
 def test_listed_layers_go_before_the_number_of_the_first_one_with_a_window(tmp_path: Path) -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
     listed = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0, "layer_types": kinds}
     assert read(tmp_path, QWEN3 | listed).windows == (64, None, 64, None)
-
-
-def test_a_window_is_refused_where_the_engine_does_not_compute_it(tmp_path: Path) -> None:
-    def computed(windows: Windows, *, on_gpu: bool, deterministic: bool, longest: int | None = None) -> Windows:
-        return computed_windows(windows, tmp_path, on_gpu=on_gpu, deterministic=deterministic, max_seq_len=longest)
-
-    assert computed((None, 64), on_gpu=False, deterministic=False, longest=32) == (None, 64)
-    assert computed((), on_gpu=True, deterministic=True) == ()
-    says = "1 of 2 layers attend to a window of 64 positions, which .* not .* on a GPU; set max_seq_len to at most 64"
-    for longest in (None, 65):
-        with pytest.raises(UsageError, match=says):
-            computed((None, 64), on_gpu=True, deterministic=False, longest=longest)
-    read(tmp_path, QWEN3 | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1})
-    with pytest.raises(UsageError, match="3 of 4 layers attend to a window of 64 positions"):
-        plan_memory(tmp_path, "agg", {}, engine="torch", device=GPU)
-    with pytest.raises(
-        UsageError, match="does not compute deterministically; set max_seq_len to at most 64, or use no"
-    ):
-        computed((None, 64), on_gpu=False, deterministic=True)
-
-
-def test_a_window_that_holds_a_whole_sequence_is_none(tmp_path: Path) -> None:
-    """Longer ones are refused there: a GPU, and deterministic engines, attend to all that is before."""
-    for on_gpu, deterministic in ((True, False), (False, True), (True, True)):
-        for longest in (2, 63, 64):
-            found = computed_windows(
-                (None, 64), tmp_path, on_gpu=on_gpu, deterministic=deterministic, max_seq_len=longest
-            )
-            assert found == ()
-    read(tmp_path, QWEN3 | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1})
-    whole = plan_memory(tmp_path, "agg", {"max_seq_len": 64}, engine="torch", device=GPU)
-    read(tmp_path, QWEN3)
-    assert whole == plan_memory(tmp_path, "agg", {"max_seq_len": 64}, engine="torch", device=GPU)
 
 
 @pytest.mark.parametrize("name", sorted(set(LARGEST) - {"head_dim"}))

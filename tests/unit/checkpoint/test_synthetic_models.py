@@ -35,6 +35,7 @@ HEAD_DIMS = {
     "synthetic:qwen3-32b": 128,
     "synthetic:qwen3-30b-a3b": 128,
     "synthetic:llama-3.1-8b": 128,
+    "synthetic:mistral-7b": 128,
     "synthetic:qwen2.5-7b": 128,
     "synthetic:qwen2.5-vl-7b": 128,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from trtx.checkpoint.drafts import EAGLE3
 from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.tensor_parallel import RankSizes
-from trtx.checkpoint.windows import computed_windows
 from trtx.errors import UsageError
 from trtx.memory.draft_models import NO_DRAFT_MODEL
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
@@ -79,11 +77,6 @@ def create_runner(args: RunnerArgs, group: RankGroup | None = None) -> TorchRunn
 def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> TorchRunner:
     config = as_stored = read_model_config(args.model_dir)
     max_seq_len = min(args.max_seq_len or config.max_position, config.max_position)
-    windows = computed_windows(
-        config.windows, args.model_dir, on_gpu=device.type == "cuda", deterministic=args.deterministic,
-        max_seq_len=max_seq_len,
-    )  # fmt: skip
-    config = replace(config, windows=windows)
     split = None
     if group is not None:
         split = RankSplit(group, config, RankSizes(group.size, args.moe_expert_parallel_size))

@@ -20,11 +20,14 @@ _AT_ONCE = 1 << 24  # float32 products held at once: 64 MiB
 _EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353)
 
 
-def attend_fixed(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+def attend_fixed(
+    q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, *, window: int | None = None, first: int = 0
+) -> Tensor:
     """Attention of one sequence's rows over its KV: returns ``[n, heads, dim]`` in q's dtype.
 
-    ``q`` [n, heads, dim], at ``positions`` [n]; ``keys`` and ``values`` ``[kv_heads, tokens, dim]``. The KV may extend
-    beyond a row's position and hold arbitrary numbers there.
+    ``q`` [n, heads, dim], at ``positions`` [n], ascending; ``keys`` and ``values`` ``[kv_heads, tokens, dim]``, from
+    position ``first`` on. The KV may extend beyond a row's position and hold arbitrary numbers there. ``window``: the
+    number of positions that a row attends to, including its own; None: all.
     """
     heads, dim = q.shape[1:]
     kv_heads = keys.shape[0]
@@ -34,24 +37,32 @@ def attend_fixed(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> 
     out = torch.empty_like(q)
     for begin in range(0, q.shape[0], at_once):
         rows = slice(begin, begin + at_once)
-        out[rows] = _attend(grouped[rows], keys, values, positions[rows]).flatten(1, 2).to(q.dtype)
+        attended = _attend(grouped[rows], keys, values, positions[rows], window, first)
+        out[rows] = attended.flatten(1, 2).to(q.dtype)
     return out
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, window: int | None, first: int
+) -> Tensor:  # fmt: skip
     """``q`` [n, kv_heads, group, dim] float32, already scaled.
 
     Chunks are folded left to right like in the Triton kernel.
     """
     best = q.new_full(q.shape[:3], -math.inf)
     weight, sums = torch.zeros_like(best), torch.zeros_like(q)
-    for start in range(0, int(positions.max()) + 1, FIXED_CHUNK):
+    end = int(positions.max()) + 1
+    lowest = first if window is None else max(first, int(positions.min()) - window + 1)
+    for start in range(lowest // FIXED_CHUNK * FIXED_CHUNK, end, FIXED_CHUNK):
         tokens = torch.arange(start, start + FIXED_CHUNK, device=q.device)
-        seen = (tokens <= positions[:, None])[:, None, None]  # [n, 1, 1, tokens]
-        # KV beyond a row's position may be NaN: replace it by zeros before any multiplication.
-        chunk = slice(start, int(positions.max()) + 1)
+        seen = tokens <= positions[:, None]
+        if window is not None:
+            seen &= tokens > positions[:, None] - window
+        seen = seen[:, None, None]  # [n, 1, 1, tokens]
+        # KV that no row attends to may be NaN: replace it by zeros before any multiplication.
+        low, high = max(start, lowest), min(start + FIXED_CHUNK, end)
         part_keys, part_values = (
-            F.pad(part[:, chunk][:, :FIXED_CHUNK].float(), (0, 0, 0, max(0, start + FIXED_CHUNK - chunk.stop)))
+            F.pad(part[:, low - first : high - first].float(), (0, 0, low - start, start + FIXED_CHUNK - high))
             for part in (keys, values)
         )
         by_dim = part_keys.permute(2, 0, 1).contiguous()  # [dim, kv_heads, tokens]

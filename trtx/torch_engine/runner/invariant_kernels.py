@@ -30,10 +30,10 @@ class InvariantTorchKernels(TorchKernels):
     """See :class:`trtx.torch_engine.runner.kernels.Kernels`.
 
     A query row's attention is summed over chunks of KV at fixed positions and folded in their order; a chunk after the
-    row's position adds exactly nothing. So a row gets the same bits as a decode and in a prompt chunk, however the
-    prompt is split. If the library's matmuls of these shapes round differently with the number of matmuls in a call,
-    :mod:`fixed_attention` computes attention without matmuls, and much slower. Norms need no change: each sums over its
-    own row.
+    row's position, or before its window, adds exactly nothing. So a row gets the same bits as a decode and in a prompt
+    chunk, however the prompt is split. If the library's matmuls of these shapes round differently with the number of
+    matmuls in a call, :mod:`fixed_attention` computes attention without matmuls, and much slower. Norms need no change:
+    each sums over its own row.
     """
 
     def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor) -> None:
@@ -79,22 +79,31 @@ class InvariantTorchKernels(TorchKernels):
 
         ``queries`` [tiles, kv heads, rows, dim] float32; ``positions`` [tiles, size] of the queries; ``slots`` [tiles].
         """
-        last = positions.amax(dim=1)
+        last, window = positions.amax(dim=1), self._windows[layer]
+        lowest = torch.zeros_like(last) if window is None else (positions.amin(dim=1) - window + 1).clamp_min(0)
         # [tiles, 1, rows]: a tile has one row for each query and each head of its KV head's group
         seen_to = positions.repeat_interleave(self._group, dim=1).unsqueeze(1)
         best = torch.full(queries.shape[:3], -torch.inf)
         weight, sums = torch.zeros(queries.shape[:3]), torch.zeros_like(queries)
-        for start in range(0, int(last.amax()) + 1, _CHUNK):
-            active = (last >= start).nonzero().squeeze(1)
+        for start in range(int(lowest.amin()) // _CHUNK * _CHUNK, int(last.amax()) + 1, _CHUNK):
+            active = ((last >= start) & (lowest < start + _CHUNK)).nonzero().squeeze(1)
+            if not active.numel():
+                continue
             tokens = torch.arange(start, start + _CHUNK)
             keys, values = self._chunk(layer, slots[active], tokens)
-            # Beyond a sequence's end are other sequences' values, and a mask turns their NaN into 0 * NaN.
-            values = values.masked_fill((tokens > last[active, None])[:, None, :, None], 0.0)
+            # Beyond a sequence's end, and in blocks before its window, are other sequences' values, and a mask turns
+            # their NaN into 0 * NaN.
+            foreign = (tokens > last[active, None]) | (tokens < lowest[active, None])
+            values = values.masked_fill(foreign[:, None, :, None], 0.0)
             scores = _batched(queries[active], keys.transpose(-1, -2))
-            scores = scores.masked_fill(tokens > seen_to[active].unsqueeze(-1), -torch.inf)
+            unseen = tokens > seen_to[active].unsqueeze(-1)
+            if window is not None:
+                unseen |= tokens <= seen_to[active].unsqueeze(-1) - window
+            scores = scores.masked_fill(unseen, -torch.inf)
             before = best[active]
             top = torch.maximum(before, scores.amax(dim=-1))
-            shares = _by_vectors(torch.exp, scores - top.unsqueeze(-1))
+            base = top.masked_fill(top == -torch.inf, 0.0)  # a row that has attended to no token yet
+            shares = _by_vectors(torch.exp, scores - base.unsqueeze(-1))
             shrink = torch.where(before == top, 1.0, _by_vectors(torch.exp, before - top))
             weight[active] = weight[active] * shrink + shares.sum(dim=-1)
             sums[active] = sums[active] * shrink.unsqueeze(-1) + _batched(shares, values)
@@ -126,13 +135,14 @@ class InvariantTorchKernels(TorchKernels):
     def _chunk(self, layer: int, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """K and V at positions ``tokens`` for each of ``slots``: float32 ``[slots, kv heads, tokens, dim]``."""
         cache = self._cache
-        places = (tokens // cache.tokens_per_block).clamp_max(cache.block_table.shape[1] - 1)
-        blocks = cache.block_table[slots].long()[:, places]
+        table, index = cache.place(layer)
+        places = (tokens // cache.tokens_per_block).clamp_max(table.shape[1] - 1)
+        blocks = table[slots].long()[:, places]
         offsets = tokens % cache.tokens_per_block
         kept = cache.pool if cache.scales is None else cache.pool.view(torch.uint8)
         both = []
         for kind in range(2):
-            stored = kept[blocks, layer, kind, offsets]  # [slots, tokens, kv heads, dim]
+            stored = kept[blocks, index, kind, offsets]  # [slots, tokens, kv heads, dim]
             if cache.scales is None:
                 values = stored.float()
             else:

@@ -28,9 +28,9 @@ FIXED_CHUNK = 512
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Work items of attention for some sequences; one list serves all layers of a forward.
+    """Work items of attention for some sequences; one list serves all layers of a forward that have the same window.
 
-    See :mod:`trtx.torch_engine.runner.triton_ragged_attention`.
+    See :mod:`trtx.torch_engine.runner.triton_work_lists`.
     """
 
     num_items: Tensor  # [1] int32
@@ -40,6 +40,7 @@ class WorkList:
     part_weights: Tensor  # [rows of parts, num_heads, 2] float32
     tile_rows: int
     block_rows: int
+    window: int | None  # positions that a query attends to, including its own; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class PassInputs:
     rotary: Tensor | None = None
     # [rows] int32: tokens whose hidden states are requested, usually the last one of each sequence; None: all.
     wanted: Tensor | None = None
-    work: tuple[WorkList, ...] = ()  # added by ``Kernels.planned``: for decodes, for spans
+    work: tuple[WorkList, ...] = ()  # added by ``Kernels.planned``: for decodes, for spans; of each window
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 import triton
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.kernels import FIXED_CHUNK, KvCache, PassInputs, Spans, WorkList
-from trtx.torch_engine.runner.triton_ragged_attention import ITEM, plan_kernel, ragged_attention_kernel
+from trtx.torch_engine.runner.triton_ragged_attention import ragged_attention_kernel
+from trtx.torch_engine.runner.triton_work_lists import ITEM, plan_kernel
 
 _LEAST_CHUNK, _LONG_CHUNK = 64, 2048
 _SHORT = 2048  # tokens of a sequence; the chunks of longer ones use the widest tiles, which read the KV less often
@@ -78,7 +81,11 @@ class RaggedAttention:
         self._num_processors = num_processors
         self._fixed = fixed
         self._fixed_part_rows = fixed_part_rows
-        self._layers = [cache.pool[:, layer] for layer in range(config.num_layers)]
+        places = [cache.place(layer) for layer in range(config.num_layers)]
+        self._tables = [table for table, _ in places]
+        self._layers = [cache.pool[:, index] for _, index in places]
+        self._windows = config.windows or (None,) * config.num_layers
+        self._kinds = tuple(dict.fromkeys(self._windows))  # one set of work lists for each
         self._kv_scales: list[Tensor | None] = [None] * config.num_layers
         if cache.scales is not None:
             self._kv_scales = list(cache.scales.unbind(0))
@@ -93,36 +100,41 @@ class RaggedAttention:
         self._beside: torch.cuda.Stream | None = None  # runs a forward's other lists concurrently with the first
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
-        """Returns ``inputs`` with their work lists. ``dtype``: q's.
+        """Returns ``inputs`` with their work lists, those of each of the model's windows. ``dtype``: q's.
 
         Launches, grids and allocations depend only on shapes and host numbers: the numbers of tokens, decodes and
         spans, and ``max_length``. So a CUDA graph of a forward serves every forward of its shape: ``max_length`` may
         exceed the longest span, ``starts`` may end before the last token, and a span may be empty. Tokens outside all
         spans get no output; tokens of the padding slot get zeros.
         """
-        spans, work = inputs.spans, []
+        work = tuple(chain.from_iterable(self._lists(inputs, dtype, window) for window in self._kinds))
+        return replace(inputs, work=work)
+
+    def _lists(self, inputs: PassInputs, dtype: torch.dtype, window: int | None) -> Iterator[WorkList]:
+        """Builds the work lists of the layers with ``window``."""
+        spans = inputs.spans
         count = inputs.slots.shape[0] if spans is None else inputs.num_decodes
         if count:
             tile = self._tile(dtype, 1)
-            work.append(self._work(tile, 1, inputs.slots, None, inputs.positions, count=count, tiles=count))
+            yield self._work(tile, window, 1, inputs.slots, None, inputs.positions, count=count, tiles=count)
         if (decodes := inputs.decodes) is not None:
             tile, count = self._tile(dtype, 1), decodes.slots.shape[0]
-            work.append(self._work(tile, 1, decodes.slots, decodes.starts, decodes.contexts, count=count, tiles=count))
+            yield self._work(
+                tile, window, 1, decodes.slots, decodes.starts, decodes.contexts, count=count, tiles=count
+            )  # fmt: skip
         if spans is not None:
             count = spans.slots.shape[0]
-            for tile, above, up_to in self._tiles_of(spans, dtype):
+            for tile, above, up_to in self._tiles_of(spans, dtype, window):
                 tiles = inputs.slots.shape[0] // (tile.rows // self._lanes) + count
-                work.append(
-                    self._work(
-                        tile, spans.max_length, spans.slots, spans.starts, spans.contexts, count=count, tiles=tiles,
-                        above=above, up_to=up_to,
-                    )
+                yield self._work(
+                    tile, window, spans.max_length, spans.slots, spans.starts, spans.contexts, count=count,
+                    tiles=tiles, above=above, up_to=up_to,
                 )  # fmt: skip
-        return replace(inputs, work=tuple(work))
 
     def _work(
         self,
         tile: _Tile,
+        window: int | None,
         longest: int,
         slots: Tensor,
         starts: Tensor | None,
@@ -156,11 +168,12 @@ class RaggedAttention:
             part_weights=torch.empty(part_rows, config.num_heads, 2, dtype=torch.float32, device=device),
             tile_rows=tile_rows,
             block_rows=tile.rows,
+            window=window,
         )
         plan_kernel[(count,)](
             slots, starts, contexts, work.num_items, work.items, work.arrived,
             self._cache.padding_slot, count, wanted, fewer, FIXED_CHUNK if self._fixed else _LEAST_CHUNK, _LONG_CHUNK,
-            part_rows, above, up_to,
+            part_rows, above, up_to, window,
             TILE_ROWS=tile_rows, BLOCK_TOKENS=tile.tokens, NUM_KV_HEADS=config.num_kv_heads, FIXED=self._fixed,
             BLOCK_SEQUENCES=self._block_sequences, BLOCK_ITEMS=_BLOCK_ITEMS,
             BLOCK_KV_HEADS=triton.next_power_of_2(config.num_kv_heads), num_warps=1,
@@ -178,7 +191,7 @@ class RaggedAttention:
         In a CUDA graph, the lists run concurrently: decodes are bound by memory, chunks by arithmetic. Outside a graph
         they run in sequence, because the additional launches would cost the host more time than they save.
         """
-        first, *others = work
+        first, *others = (one for one in work if one.window == self._windows[layer])
         if others and q.is_cuda and torch.cuda.is_current_stream_capturing():
             main = torch.cuda.current_stream()
             self._beside = self._beside or torch.cuda.Stream()
@@ -189,7 +202,7 @@ class RaggedAttention:
             self._attend(q, layer, first, out, scale, overlaps)
             main.wait_stream(self._beside)
         else:
-            for part in work:
+            for part in (first, *others):
                 self._attend(q, layer, part, out, scale, overlaps)
 
     def _attend(self, q: Tensor, layer: int, work: WorkList, out: Tensor, scale: Tensor | None, overlaps: bool) -> None:
@@ -199,9 +212,9 @@ class RaggedAttention:
         if self._fixed:
             programs = min(programs, _FIXED_PROGRAMS * self._num_processors)
         ragged_attention_kernel[(programs,)](
-            q, self._layers[layer], self._cache.block_table, out, work.num_items, work.items, work.arrived,
+            q, self._layers[layer], self._tables[layer], out, work.num_items, work.items, work.arrived,
             work.part_sums, work.part_weights, self._kv_scales[layer], scale,
-            self._scale, self._cache.block_table.shape[1], *self._strides,
+            work.window, self._scale, self._cache.block_table.shape[1], *self._strides,
             NUM_HEADS=config.num_heads, NUM_KV_HEADS=config.num_kv_heads, HEAD_DIM=config.head_dim,
             TOKENS_PER_BLOCK=self._cache.tokens_per_block, TILE_ROWS=work.tile_rows, BLOCK_ROWS=tile.rows,
             BLOCK_TOKENS=tile.tokens, BLOCK_DIM=self._block_dim, FIXED=self._fixed,
@@ -222,13 +235,18 @@ class RaggedAttention:
             tiles = _NARROW_TILES[-1:] if is_narrow else (_FIXED_TILE,)
         return tuple(replace(tile, rows=max(tile.rows, self._lanes)) for tile in tiles)
 
-    def _tiles_of(self, spans: Spans, dtype: torch.dtype) -> list[tuple[_Tile, int, int]]:
-        """Returns (tile, exclusive minimum, inclusive maximum of tokens) for each work list that ``spans`` need."""
+    def _tiles_of(self, spans: Spans, dtype: torch.dtype, window: int | None) -> list[tuple[_Tile, int, int]]:
+        """Returns (tile, exclusive minimum, inclusive maximum of tokens) for each work list that ``spans`` need.
+
+        No sequence has much KV to read through a short window.
+        """
         widest = self._tile(dtype, spans.max_length)
         narrower = [tile for tile in self._tiles(dtype)[1:] if tile.rows < widest.rows]
         if not narrower:
             return [(widest, -1, _ANY)]
         short = (narrower[-1], -1, _SHORT)
+        if window is not None and window <= _SHORT:
+            return [(narrower[-1], -1, _ANY)]
         if spans.max_context is not None and spans.max_context + spans.max_length <= _SHORT:
             return [short]
         return [short, (widest, _SHORT, _ANY)]

@@ -165,9 +165,13 @@ class TorchKernels:
             slot = int(inputs.slots[begin]) if end > begin else self._cache.padding_slot
             if slot != self._cache.padding_slot:
                 positions = inputs.positions[begin:end]
-                num_blocks = int(positions[-1]) // self._cache.tokens_per_block + 1
-                keys, values = self._gather(layer, self._cache.place(layer)[0][slot, :num_blocks], q.dtype)
-                out[begin:end] = attend_fixed(q[begin:end], keys, values, positions)
+                size, window = self._cache.tokens_per_block, self._windows[layer]
+                first = first_block(window, int(positions[0]), size)
+                blocks = self._cache.place(layer)[0][slot, first : int(positions[-1]) // size + 1]
+                keys, values = self._gather(layer, blocks, q.dtype)
+                out[begin:end] = attend_fixed(
+                    q[begin:end], keys, values, positions, window=window, first=first * size
+                )  # fmt: skip
         return out.flatten(1)
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:

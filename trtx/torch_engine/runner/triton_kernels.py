@@ -45,7 +45,9 @@ class TritonKernels:
         self._rotary = rotary
         self._attention = attention
         self._overlapped_tokens = overlapped_tokens
-        self._layers = [cache.pool[:, layer] for layer in range(config.num_layers)]
+        places = [cache.place(layer) for layer in range(config.num_layers)]
+        self._tables = [table for table, _ in places]
+        self._layers = [cache.pool[:, index] for _, index in places]
         self._kv_scales: list[Tensor | None] = [None] * config.num_layers
         if cache.scales is not None:
             self._kv_scales = list(cache.scales.unbind(0))
@@ -94,7 +96,7 @@ class TritonKernels:
         rope_and_write_kernel[grid](
             qkv, q, weights.q_norm, weights.k_norm,
             self._rotary if inputs.rotary is None else inputs.rotary, inputs.positions, inputs.slots,
-            self._cache.block_table, self._layers[layer], self._kv_scales[layer],
+            self._tables[layer], self._layers[layer], self._kv_scales[layer],
             config.norm_eps, self._table_width, self._cache.padding_slot, *self._strides,
             **self._shape, HAS_NORM=weights.q_norm is not None, ROTARY_BY_TOKEN=inputs.rotary is not None,
             BLOCK_HEADS=heads, OVERLAPS=overlaps, launch_pdl=overlaps,

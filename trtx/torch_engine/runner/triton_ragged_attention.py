@@ -1,9 +1,8 @@
-"""Triton kernels for split-KV attention balanced by length: a work list for each forward, and programs that run it.
+"""Triton kernels for split-KV attention balanced by length: programs that run a forward's work lists.
 
-A *tile* is some adjacent new tokens of one sequence, a *chunk* a range of its KV. An item of the list is one chunk of
-one tile, or the whole KV of a tile; each of its KV heads is one program's work. The program that finishes a tile's last
-chunk folds all its chunks in the order of their tokens. So there is no second launch, and the result does not depend on
-the order of arrival.
+:mod:`triton_work_lists` plans the lists. Each KV head of an item is one program's work. The program that finishes a
+tile's last chunk folds all its chunks in the order of their tokens. So there is no second launch, and the result does
+not depend on the order of arrival.
 
 The ideas come from others, the code does not: splits of a batch balanced on the device for all layers of a forward
 (FlashAttention-3's scheduler metadata), a chunk length from the whole batch's tokens (FlashInfer's planner), one kernel
@@ -18,6 +17,9 @@ For a float8 pool, ``kv_scales`` are the layer's two float32 scales. The kernels
 v's into the output sums, so that no element is scaled individually. bfloat16 queries become float16 there: one
 instruction converts float8 to float16, while bfloat16 takes two, and Ada has none for it. ``out_scale`` is the input
 scale of a float8 matmul that consumes the output. With or without it, the output is first rounded to q's dtype.
+
+``window``: the number of positions that a query attends to, including its own; None: all, and the compiler leaves out
+what windows need. A tile reads no KV before the window of its first row, whose block may have been freed.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -28,102 +30,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trtx.torch_engine.runner.triton_work_lists import ITEM, load_item
 from trtx.torch_engine.triton_pointwise import follow, store_result
-
-ITEM = tl.constexpr(8)
-"""Number of int32 fields in a work item.
-
-They are the tile's first query row, its number of rows, slot, position of its first row, the chunk's index, the number
-of chunks of the tile (1: this item has all its KV), tokens in a chunk, and the first row of its partial results.
-"""
-
-
-@triton.jit(do_not_specialize=["num_sequences", "wanted_items", "fewer_items", "part_rows", "above", "up_to"])
-def plan_kernel(
-    slots, starts, contexts, num_items, items, arrived,
-    padding_slot, num_sequences, wanted_items, fewer_items, chunk_tokens, long_chunk, part_rows, above, up_to,
-    TILE_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, FIXED: tl.constexpr,
-    BLOCK_SEQUENCES: tl.constexpr, BLOCK_ITEMS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr,
-):  # fmt: skip
-    """Writes the items of one sequence for each program.
-
-    Every program counts all sequences' items, so none waits for another. ``starts`` None: one new token for each
-    sequence. ``FIXED``: chunks have ``chunk_tokens`` tokens, whatever else is in the forward; otherwise this is their
-    minimum. A tile is split if its KV is longer than one of ``wanted_items`` equal shares and ``part_rows`` has room
-    for its partial results. The plan aims at ``fewer_items`` instead while their chunks stay below ``long_chunk``. A
-    padding slot has no KV; its item writes zeros. Sequences whose length, including this forward's tokens, is at most
-    ``above`` or more than ``up_to`` belong to another list.
-    """
-    mine = tl.program_id(0)
-    sequence = tl.arange(0, BLOCK_SEQUENCES)
-    known = sequence < num_sequences
-    slot = tl.load(slots + sequence, mask=known, other=0)
-    context = tl.load(contexts + sequence, mask=known, other=0)
-    if starts is None:
-        begin = sequence
-        rows = known.to(tl.int32)
-    else:
-        begin = tl.load(starts + sequence, mask=known, other=0)
-        rows = tl.load(starts + sequence + 1, mask=known, other=0) - begin
-    context = tl.where(slot == padding_slot, -rows, context)
-    length = context + rows
-    rows = tl.where((length > above) & (length <= up_to), rows, 0)
-    length = tl.where(rows > 0, length, 0)
-    tiles = tl.cdiv(rows, TILE_ROWS)
-    tokens = tiles.to(tl.int64) * context + TILE_ROWS * (tiles * (tiles - 1) // 2) + rows  # summed over all tiles
-    all_tokens = tl.sum(tl.where(known, tokens, 0), axis=0)
-    share = tl.cdiv(all_tokens, wanted_items).to(tl.int32)
-    if FIXED:
-        chunks = tl.where(length > 2 * share, tl.cdiv(length, chunk_tokens), 1)
-        chunk = tl.full((BLOCK_SEQUENCES,), 0, tl.int32) + chunk_tokens
-    else:
-        ample = tl.minimum(tl.cdiv(all_tokens, fewer_items), long_chunk).to(tl.int32)
-        share = tl.maximum(tl.maximum(share, ample), chunk_tokens)
-        chunks = tl.maximum((length + share // 2) // share, 1)
-        chunk = tl.cdiv(tl.cdiv(length, chunks), BLOCK_TOKENS) * BLOCK_TOKENS
-        chunks = tl.maximum(tl.cdiv(length, tl.maximum(chunk, 1)), 1)
-    needed = tl.where(chunks > 1, rows * chunks, 0)
-    first_part = tl.cumsum(needed, axis=0) - needed
-    fits = first_part + needed <= part_rows
-    chunks = tl.where(fits, chunks, 1)
-    count = tl.where(known, tiles * chunks, 0)
-
-    first = tl.sum(tl.where(sequence < mine, count, 0), axis=0)
-    if mine == 0:
-        tl.store(num_items, tl.sum(count, axis=0))
-    is_mine = sequence == mine
-    count = tl.sum(tl.where(is_mine, count, 0), axis=0)
-    begin = tl.sum(tl.where(is_mine, begin, 0), axis=0)
-    rows = tl.sum(tl.where(is_mine, rows, 0), axis=0)
-    tiles = tl.sum(tl.where(is_mine, tiles, 0), axis=0)
-    slot = tl.sum(tl.where(is_mine, slot, 0), axis=0)
-    context = tl.sum(tl.where(is_mine, context, 0), axis=0)
-    chunks = tl.sum(tl.where(is_mine, chunks, 0), axis=0)
-    chunk = tl.sum(tl.where(is_mine, chunk, 0), axis=0)
-    first_part = tl.sum(tl.where(is_mine, first_part, 0), axis=0)
-
-    kv_heads = tl.arange(0, BLOCK_KV_HEADS)
-    for done in range(0, count, BLOCK_ITEMS):
-        number = done + tl.arange(0, BLOCK_ITEMS)
-        real = number < count
-        # The last tile of a sequence has the most KV to read, so it starts first.
-        row = (tiles - 1 - number // chunks) * TILE_ROWS
-        item = items + (first + number) * ITEM
-        tl.store(item, begin + row, mask=real)
-        tl.store(item + 1, tl.minimum(rows - row, TILE_ROWS), mask=real)
-        tl.store(item + 2, tl.zeros_like(row) + slot, mask=real)
-        tl.store(item + 3, context + row, mask=real)
-        tl.store(item + 4, number % chunks, mask=real)
-        tl.store(item + 5, tl.zeros_like(row) + chunks, mask=real)
-        tl.store(item + 6, tl.zeros_like(row) + chunk, mask=real)
-        tl.store(item + 7, first_part + row * chunks, mask=real)
-        counters = arrived + (first + number)[:, None] * NUM_KV_HEADS + kv_heads[None, :]
-        cleared = real[:, None] & (kv_heads < NUM_KV_HEADS)[None, :]
-        tl.store(counters, tl.zeros((BLOCK_ITEMS, BLOCK_KV_HEADS), tl.int32), mask=cleared)
 
 
 @triton.jit
-def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale):
+def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale, window):
     """Online softmax step: folds these tokens into each row's running state.
 
     ``best`` is the raw maximum of the dot products, before ``scale``, which is positive. ``tokens`` None: every row
@@ -131,7 +43,10 @@ def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale):
     """
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     if tokens is not None:
-        scores = tl.where(tokens[None, :] <= limits[:, None], scores, -float("inf"))
+        attended = tokens[None, :] <= limits[:, None]
+        if window is not None:
+            attended = attended & (tokens[None, :] > limits[:, None] - window)
+        scores = tl.where(attended, scores, -float("inf"))
     top = tl.maximum(best, tl.max(scores, axis=1))
     base = top
     if tokens is not None:
@@ -144,16 +59,41 @@ def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale):
 
 
 @triton.jit
+def take_some_tokens(
+    query, limits, pool_head, table_row, begin, end, lowest, window, best, weight, sums, scale, block_stride,
+    kv_stride, token_stride,
+    HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """Folds positions ``[begin, end)`` from ``lowest`` on into each row's state, up to the row's limit."""
+    offsets = tl.arange(0, BLOCK_TOKENS)
+    dims = tl.arange(0, BLOCK_DIM)
+    for start in range(begin, end, BLOCK_TOKENS):
+        tokens = start + offsets
+        read = tokens < end
+        if window is not None:
+            read = read & (tokens >= lowest)
+        block = tl.load(table_row + tokens // TOKENS_PER_BLOCK, mask=read, other=0)
+        cells = block.to(tl.int64) * block_stride + tokens % TOKENS_PER_BLOCK * token_stride
+        pointers = pool_head + cells[:, None] + dims[None, :]
+        loaded = read[:, None] & (dims < HEAD_DIM)[None, :]
+        keys = tl.load(pointers, mask=loaded, other=0.0).to(query.dtype)
+        values = tl.load(pointers + kv_stride, mask=loaded, other=0.0).to(query.dtype)
+        best, weight, sums = take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale, window)
+    return best, weight, sums
+
+
+@triton.jit
 def attend_chunk(
-    query, limits, all_see, pool_head, table_row, begin, end, scale, block_stride, kv_stride, token_stride,
+    query, limits, all_see, pool_head, table_row, begin, end, lowest, all_see_from, window, scale, block_stride,
+    kv_stride, token_stride,
     HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_DIM: tl.constexpr, WHOLE_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Attention of each row over positions ``[begin, end)``, up to the row's limit.
+    """Attention of each row over positions ``[begin, end)`` from ``lowest`` on, up to the row's limit.
 
     Returns (best score, weight, weighted sum of values). Masked tokens add zeros, so a row's numbers do not depend on
-    where the other rows of its tile end. With ``WHOLE_FIRST``, tokens before ``all_see``, which every row attends to,
-    are processed without a mask, in whole ``BLOCK_TOKENS``.
+    where the other rows of its tile begin or end. With ``WHOLE_FIRST``, the tokens ``[all_see_from, all_see)``, which
+    every row attends to, are processed without a mask, in whole ``BLOCK_TOKENS``.
     """
     offsets = tl.arange(0, BLOCK_TOKENS)
     dims = tl.arange(0, BLOCK_DIM)
@@ -163,8 +103,16 @@ def attend_chunk(
     sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
     masked = begin
     if WHOLE_FIRST:
-        masked += tl.maximum(tl.minimum(end, all_see) - begin, 0) // BLOCK_TOKENS * BLOCK_TOKENS
-        for start in range(begin, masked, BLOCK_TOKENS):
+        if window is not None:
+            masked += tl.cdiv(tl.maximum(all_see_from - begin, 0), BLOCK_TOKENS) * BLOCK_TOKENS
+            masked = tl.minimum(masked, tl.maximum(end, begin))
+            best, weight, sums = take_some_tokens(
+                query, limits, pool_head, table_row, begin, masked, lowest, window, best, weight, sums, scale,
+                block_stride, kv_stride, token_stride, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_TOKENS, BLOCK_DIM,
+            )  # fmt: skip
+        first = masked
+        masked += tl.maximum(tl.minimum(end, all_see) - masked, 0) // BLOCK_TOKENS * BLOCK_TOKENS
+        for start in range(first, masked, BLOCK_TOKENS):
             tokens = start + offsets
             block = tl.load(table_row + tokens // TOKENS_PER_BLOCK)
             cells = block.to(tl.int64) * block_stride + tokens % TOKENS_PER_BLOCK * token_stride
@@ -175,16 +123,11 @@ def attend_chunk(
             else:
                 keys = tl.load(pointers, mask=in_dim[None, :], other=0.0).to(query.dtype)
                 values = tl.load(pointers + kv_stride, mask=in_dim[None, :], other=0.0).to(query.dtype)
-            best, weight, sums = take_tokens(query, keys, values, best, weight, sums, None, limits, scale)
-    for start in range(masked, end, BLOCK_TOKENS):
-        tokens = start + offsets
-        block = tl.load(table_row + tokens // TOKENS_PER_BLOCK, mask=tokens < end, other=0)
-        cells = block.to(tl.int64) * block_stride + tokens % TOKENS_PER_BLOCK * token_stride
-        pointers = pool_head + cells[:, None] + dims[None, :]
-        loaded = (tokens < end)[:, None] & in_dim[None, :]
-        keys = tl.load(pointers, mask=loaded, other=0.0).to(query.dtype)
-        values = tl.load(pointers + kv_stride, mask=loaded, other=0.0).to(query.dtype)
-        best, weight, sums = take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale)
+            best, weight, sums = take_tokens(query, keys, values, best, weight, sums, None, limits, scale, window)
+    best, weight, sums = take_some_tokens(
+        query, limits, pool_head, table_row, masked, end, lowest, window, best, weight, sums, scale, block_stride,
+        kv_stride, token_stride, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_TOKENS, BLOCK_DIM,
+    )  # fmt: skip
     return tl.where(best > -float("inf"), best * scale, best), weight, sums
 
 
@@ -256,18 +199,9 @@ def fold_tokens(
 
 
 @triton.jit
-def load_item(item):
-    """Loads the fields of one item; see :data:`ITEM`."""
-    first_row, num_rows, slot = tl.load(item).to(tl.int64), tl.load(item + 1), tl.load(item + 2).to(tl.int64)
-    position, index, chunks = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
-    chunk, first_part = tl.load(item + 6), tl.load(item + 7).to(tl.int64)
-    return first_row, num_rows, slot, position, index, chunks, chunk, first_part
-
-
-@triton.jit
 def attend_item(
     item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, kv_scales, out_scale,
-    scale, table_width, block_stride, kv_stride, token_stride, head_stride,
+    window, scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr,
@@ -298,21 +232,31 @@ def attend_item(
     pool_head = pool_layer + kv_head * head_stride
     table_row = block_table + slot * table_width
     begin = index * chunk
+    lowest = 0  # position that the first row attends to first
+    all_see_from = 0
+    if window is not None:
+        lowest = tl.maximum(position - window + 1, 0)
+        all_see_from = length - window
+        begin += lowest // chunk * chunk if FIXED else lowest
     end = tl.where(chunks == 1, length, tl.minimum(begin + chunk, length))
     if FIXED:
         best = tl.full((BLOCK_ROWS,), -float("inf"), tl.float32)
         weight = tl.zeros((BLOCK_ROWS,), tl.float32)
         sums = tl.zeros((BLOCK_ROWS, BLOCK_DIM), tl.float32)
         for start in range(begin, end, chunk):
+            first = start
+            if window is not None:
+                first = tl.maximum(start, lowest // BLOCK_TOKENS * BLOCK_TOKENS)
             part_best, part_weight, part = attend_chunk(
-                query, limits, position + 1, pool_head, table_row, start, tl.minimum(start + chunk, end), scale,
-                block_stride, kv_stride, token_stride,
+                query, limits, position + 1, pool_head, table_row, first, tl.minimum(start + chunk, end), lowest,
+                all_see_from, window, scale, block_stride, kv_stride, token_stride,
                 HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, False,
             )  # fmt: skip
             best, weight, sums = fold(best, weight, sums, part_best, part_weight, part)
     else:
         best, weight, sums = attend_chunk(
-            query, limits, position + 1, pool_head, table_row, begin, end, scale, block_stride, kv_stride, token_stride,
+            query, limits, position + 1, pool_head, table_row, begin, end, lowest, all_see_from, window, scale,
+            block_stride, kv_stride, token_stride,
             HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, WHOLE_FIRST,
         )  # fmt: skip
 
@@ -354,7 +298,7 @@ def attend_item(
 @triton.jit
 def ragged_attention_kernel(
     q, pool_layer, block_table, out, num_items, items, arrived, part_sums, part_weights, kv_scales, out_scale,
-    scale, table_width, block_stride, kv_stride, token_stride, head_stride,
+    window, scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
     FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr, OVERLAPS: tl.constexpr = False,
@@ -377,7 +321,7 @@ def ragged_attention_kernel(
         for work in range(tl.program_id(0), total, tl.num_programs(0)):
             attend_item(
                 load_item(items + work // NUM_KV_HEADS * ITEM), work, q, pool_layer, block_table, out, arrived,
-                part_sums, part_weights, kv_scales, out_scale, scale, table_width, block_stride, kv_stride,
+                part_sums, part_weights, kv_scales, out_scale, window, scale, table_width, block_stride, kv_stride,
                 token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS,
                 BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS, WHOLE_FIRST,
             )  # fmt: skip
@@ -387,7 +331,7 @@ def ragged_attention_kernel(
         if work < total:
             attend_item(
                 item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, kv_scales, out_scale,
-                scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS,
+                window, scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS,
                 HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS,
                 WHOLE_FIRST,
             )  # fmt: skip

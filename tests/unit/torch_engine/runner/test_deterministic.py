@@ -69,9 +69,9 @@ def assert_same_bits(found: Answer, expected: Answer, wish: Wish) -> None:
     assert bits(found) == bits(expected), wish
 
 
-def check_workload(checkpoint: Path, kind: tuple[str, str], seed: int) -> tuple[int, int]:
+def check_workload(checkpoint: Path, kind: tuple[str, str], seed: int, groups: int = 1) -> tuple[int, int]:
     """(steps in which something preempted waited, blocks that the prefix cache had)"""
-    reference, crowded = new_runner(checkpoint, kind), new_runner(checkpoint, kind, num_blocks=11)
+    reference, crowded = (new_runner(checkpoint, kind, num_blocks=blocks * groups) for blocks in (60, 11))
     wishes = wishes_of(seed)
     engine_answers, paused = served(crowded, wishes, overlap=True, step_tokens=5 + seed % 20)
     reused = 0
@@ -92,6 +92,18 @@ def check_workload(checkpoint: Path, kind: tuple[str, str], seed: int) -> tuple[
 def test_answers_are_those_of_the_request_alone_to_the_bit(checkpoint: Path, kind: tuple[str, str]) -> None:
     paused, reused = check_workload(checkpoint, kind, seed=1)
     assert paused, "nothing was preempted"
+    assert reused, "nothing was cached"
+
+
+@pytest.mark.parametrize("family", ["mistral", pytest.param("qwen3", marks=pytest.mark.proof)])
+def test_so_are_those_through_windows(family: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"sliding_window": 13}
+    if family == "qwen3":
+        layers = ["sliding_attention", "full_attention"]
+        changes |= {"num_hidden_layers": 2, "use_sliding_window": True, "layer_types": layers}
+    checkpoint = save(build(family, intermediate_size=203, **changes), tmp_path)
+    paused, reused = check_workload(checkpoint, KINDS[0], seed=1, groups=2 if family == "qwen3" else 1)
+    assert paused or family == "mistral", "windows alone leave room for all"
     assert reused, "nothing was cached"
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_player import Engine, Wish, assert_equal, served
+from engine_player import Engine, Wish, assert_equal, served, workload
 from noisy_drafts import save_noisy, with_tokenizer
 from runner_player import VOCAB, build, random_prompt, save
 
 from trtx.errors import UsageError
 from trtx.torch_engine.core.speculation.create import create_speculation
+from  import SpeculationCounts
 from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.llm_args import SpeculativeConfig
 from trtx.torch_engine.messages import MEMORY_TAGS, Submit
@@ -81,16 +82,25 @@ def test_a_prefix_hit_saves_the_draft_model_its_prompt(target: Path, draft: Path
     assert longest[0] <= 31 - 24, "the second one finds three blocks"
 
 
+def counts_of(runner: TorchRunner) -> SpeculationCounts:
+    """Of a workload whose tokens are those without a draft model."""
+    wishes, speculation = workload(3), always(runner)
+    expected, _ = served(runner, wishes, overlap=False)
+    found, _ = served(runner, wishes, overlap=True, speculation=speculation)
+    assert_equal(found, expected, wishes)
+    return speculation.counts
+
+
 @pytest.mark.parametrize("keeps_weights", [True, False])
 def test_the_draft_model_sleeps_and_wakes_with_its_target(target: Path, draft: Path, keeps_weights: bool) -> None:
     runner = new_runner(target, draft, sleeps=True, keeps_weights=keeps_weights)
-    before = play(runner, 3).counts
+    before = counts_of(runner)
     model = runner.draft_model
     assert isinstance(model, SmallModel) and isinstance(model._runner, TorchRunner)
     runner.release(MEMORY_TAGS)
     assert not model._runner.pool.any() and not model._runner._decoder._weights.head.any()
     runner.restore(MEMORY_TAGS)
-    after = play(runner, 3).counts
+    after = counts_of(runner)
     assert (after.drafted, after.accepted) == (before.drafted, before.accepted)
     runner.close()
 

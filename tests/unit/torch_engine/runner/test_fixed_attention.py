@@ -34,6 +34,26 @@ def test_it_is_causal_attention(dim: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("window", [1, 100, FIXED_CHUNK + 9])
+def test_through_a_window_it_is_attention_to_the_latest_tokens_and_the_same_bits_alone(window: int) -> None:
+    q, keys, values = case(16, torch.float32)
+    rows = torch.tensor([0, 1, 99, 100, FIXED_CHUNK - 1, FIXED_CHUNK, LENGTH - 1])
+    out = attend_fixed(q[rows], keys, values, rows, window=window)
+    tokens = torch.arange(LENGTH)
+    expected = F.scaled_dot_product_attention(
+        q[rows].transpose(0, 1)[None], keys[None], values[None],
+        attn_mask=(tokens <= rows[:, None]) & (tokens > rows[:, None] - window), enable_gqa=True,
+    )[0].transpose(0, 1)  # fmt: skip
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-6)
+    for index, row in enumerate(rows.tolist()):
+        first = max(0, row - window + 1) // 8 * 8
+        kept = keys[:, first:].clone(), values[:, first:].clone()
+        for each in kept:
+            each[:, row + 1 - first :] = torch.nan
+        alone = attend_fixed(q[rows[index, None]], *kept, rows[index, None], window=window, first=first)
+        assert torch.equal(alone[0], out[index]), row
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_row_is_the_same_bits_alone_among_others_and_with_whatever_lies_behind_it(threads: int) -> None:
     q, keys, values = case(24, torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from examples import first_of
 from runner_player import Player, build, random_prompt, reference_tokens, save
 from transformers import PreTrainedModel
 
-from trtx.errors import UsageError
 from trtx.torch_engine.handoff import create_transport
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Handoff, Submit
@@ -72,6 +72,23 @@ def asked(prompt: list[int], index: int, count: int, handoff: Handoff | None = N
     return Submit(index, prompt, resolve_sampling(SamplingParams(max_tokens=count, end_id=-1)), handoff=handoff)
 
 
+def poison_freed_blocks(engine: Engine, runner: TorchRunner) -> list[int]:
+    """Writes NaN over each block when it is freed. Returns a list that collects these blocks."""
+    pool, freed = engine.core.scheduler.pool, []
+    release = pool.release
+
+    def poison(block_ids: Iterable[int]) -> None:
+        blocks = list(block_ids)
+        release(blocks)
+        for block in blocks:
+            if not pool._refs[block] and pool._names[block] is None:
+                runner.pool[block] = torch.nan
+                freed.append(block)
+
+    pool.release = poison  # type: ignore[method-assign]
+    return freed
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [26, pytest.param(200, marks=pytest.mark.proof)])
 def test_an_engine_gives_back_finds_and_preempts_and_has_transformers_tokens(
@@ -80,16 +97,7 @@ def test_an_engine_gives_back_finds_and_preempts_and_has_transformers_tokens(
     """What is given back holds NaN from then on, until somebody writes there: nobody reads it."""
     runner = create_runner(replace(args, num_blocks=blocks * len(model.windows)))
     engine, shared = Engine(runner, overlap=True), random_prompt(60, 1)
-    release = engine.core.scheduler.pool.release
-
-    def spoil(block_ids: list[int]) -> None:
-        release(block_ids)
-        pool = engine.core.scheduler.pool
-        for block in block_ids:
-            if not pool._refs[block] and pool._names[block] is None:
-                runner.pool[block] = torch.nan
-
-    engine.core.scheduler.pool.release = spoil  # type: ignore[method-assign]
+    poison_freed_blocks(engine, runner)
     prompts = [shared[: 11 + 7 * index] + random_prompt(5, index) for index in range(7)]
     with torch.inference_mode():
         for index, prompt in enumerate(prompts):
@@ -157,8 +165,3 @@ def test_engines_of_other_windows_exchange_nothing(tmp_path: Path) -> None:
     finally:
         for end in ends:
             end.close()
-
-
-def test_a_deterministic_engine_refuses_windows(args: RunnerArgs) -> None:
-    with pytest.raises(UsageError, match="does not compute deterministically"):
-        create_runner(replace(args, deterministic=True))
