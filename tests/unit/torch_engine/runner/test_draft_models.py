@@ -12,8 +12,7 @@ from runner_player import VOCAB, build, random_prompt, save
 
 from trtx.errors import UsageError
 from trtx.torch_engine.core.speculation.create import create_speculation
-from  import SpeculationCounts
-from trtx.torch_engine.core.speculation.speculation import Speculation
+from trtx.torch_engine.core.speculation.speculation import Speculation, SpeculationCounts
 from trtx.torch_engine.llm_args import SpeculativeConfig
 from trtx.torch_engine.messages import MEMORY_TAGS, Submit
 from trtx.torch_engine.runner import DraftArgs, RunnerArgs, TorchRunner, create_runner
