@@ -128,7 +128,7 @@ def test_the_plan_tells_how_ranks_lie_on_nodes(model: Path, case: str, form: str
 
 
 REFUSED = {
-    "GPUs that fill no node": (("--gpus-per-node", "6"), "expected at most 6, or a multiple of it"),
+    "GPUs that fill no node": (("--gpus-per-node", "6"), "expected at most 6 or a multiple of 6"),
     "experts beside the ranks": (
         ("--set", "moe_expert_parallel_size=12"),
         "12 does not divide tensor_parallel_size 16",

@@ -229,7 +229,7 @@ async def test_no_more_wait_than_may() -> None:
         await asyncio.sleep(0)
         for _ in range(3):
             error = await refusal(pool.rgb(PICTURE))
-            assert (error.status, "2 pictures already wait" in str(error)) == (429, True)
+            assert (error.status, "2 images already wait" in str(error)) == (429, True)
         os.kill(pid, signal.SIGCONT)
         await asyncio.gather(first, *others)
         await works(pool)

@@ -231,7 +231,9 @@ def test_what_does_not_fit_is_refused_with_numbers_and_a_way_out(spec: dict[str,
 
 @pytest.mark.parametrize("name", ["pipeline_parallel_size", "context_parallel_size"])
 def test_the_torch_engine_splits_layers_alone(name: str) -> None:
-    with pytest.raises(UsageError, match="splits layers, not the model into stages or sequences.*use --tp alone"):
+    with pytest.raises(
+        UsageError, match="only splits layers, not the model into stages or the sequences.*use --tp alone"
+    ):
         plan_of(machine(4), values={name: 2})
 
 

@@ -86,7 +86,7 @@ def test_what_is_open_outlives_its_file_and_writes_nothing_back(tmp_path: Path) 
         ({"dtype": "__class__"}, "can't be shared; expected one of"),
         ({"shape": (-4,)}, "none negative"),
         ({"shape": (1,) * 9}, "at most 8"),
-        ({"path": "/dev/zero"}, "no regular file"),
+        ({"path": "/dev/zero"}, "not a regular file"),
         ({"path": "a\0b"}, "can't open"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_short_a_long_and_a_foreign_file_a_link_and_a_pipe_are_refused(tmp_pat
         open_shared(shared)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(SharedTensorError, match="no regular file"):
+    with pytest.raises(SharedTensorError, match="not a regular file"):
         open_shared(shared)
     path.unlink()
     other = share(torch.zeros(4), tmp_path)

@@ -162,7 +162,7 @@ async def test_an_answer_that_nobody_reads_goes_at_its_deadline_and_one_for_anot
     answered = (await worker.encode({"extra_args": {ASKED: asked}}))["encoder_result"]
     remove_shared(picture)
     assert read_answer(answered, KEY).tensor_size == (2, 4)
-    with pytest.raises(EmbeddingMismatch, match="another picture's"):
+    with pytest.raises(EmbeddingMismatch, match="another image's"):
         read_answer(answered, b"x" * 32)
     exports.sweep()
     assert (files(tmp_path), exports.leases) == (2, 1), "the cache's own, and a second name of it"
