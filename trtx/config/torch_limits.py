@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from trtx.config.wording import quoted
@@ -112,6 +113,20 @@ def outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
     if isinstance(pool, int) and isinstance(block, int) and 1 <= pool < block:
         yield OutsideLimit(_POOL, pool, f"at least one block, {block} tokens")
     yield from _drafts_outside_limits(values)
+    yield from _experts_outside_limits(values)
+
+
+def _experts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
+    """Yields a size of experts that does not go with ``tensor_parallel_size`` and the other one."""
+    ranks = values.get("tensor_parallel_size") or 1
+    sizes = {name: values.get(name) for name in ("moe_tensor_parallel_size", "moe_expert_parallel_size")}
+    stated = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
+    product = prod(stated.values())
+    if isinstance(ranks, int) and (product != ranks if len(stated) == 2 else ranks % product):
+        name, size = list(stated.items())[-1]
+        other = " x ".join(one for one in sizes if one in stated)
+        must = "equals" if len(stated) == 2 else "divides"
+        yield OutsideLimit(name, size, f"a size with which {other} {must} tensor_parallel_size, {ranks}")
 
 
 def _drafts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:

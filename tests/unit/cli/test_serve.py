@@ -53,7 +53,7 @@ _DETERMINISTIC = ("--engine", "torch", "--deterministic")
         ),
         (
             ("--model", "synthetic:tiny-moe", "--tp", "2", "--engine", "torch", "--set", "moe_expert_parallel_size=4"),
-            ("is 1 x 4, and tensor_parallel_size is 2", "expected a product of 2"),
+            ("moe_expert_parallel_size is 4", "divides tensor_parallel_size, 2"),
         ),
         (
             (*_DETERMINISTIC, "--mode", "disagg", "--set", "prefill.tensor_parallel_size=2"),

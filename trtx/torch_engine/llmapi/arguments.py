@@ -13,7 +13,6 @@ from trtx.config.engine_uses import in_force_and_left_out
 from trtx.config.torch_fields import FieldRefusal, Unused, record_of, refused_fields
 from trtx.config.torch_limits import outside_limits
 from trtx.config.torch_together import conflict
-from trtx.errors import UsageError
 from trtx.torch_engine.llm_args import (
     CacheTransceiverConfig,
     CudaGraphConfig,
@@ -71,10 +70,6 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg
         raise ValueError(
             f"tensor_parallel_size is {args.tensor_parallel_size}; expected 1, as an encoder runs on one GPU"
         )
-    try:
-        args.rank_sizes  # noqa: B018 - raises for sizes that do not fit together
-    except UsageError as error:
-        raise ValueError(str(error)) from error
     if (problem := conflict(plain)) is not None:
         raise ValueError(f"the torch engine's arguments: {problem}")
     _, left_out = in_force_and_left_out(plain, "torch", role, on_gpu=True)

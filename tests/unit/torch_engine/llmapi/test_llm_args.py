@@ -90,7 +90,7 @@ def test_config_objects_are_as_good_as_mappings() -> None:
         ({"tensor_parallel_size": 9}, "tensor_parallel_size is 9; expected from 1 to 8"),
         (
             {"tensor_parallel_size": 2, "moe_expert_parallel_size": 4},
-            "moe_tensor_parallel_size x moe_expert_parallel_size is 1 x 4, and tensor_parallel_size is 2",
+            "moe_expert_parallel_size is 4; expected a size with which moe_expert_parallel_size divides",
         ),
         ({"max_beam_width": 4}, "max_beam_width is 4"),
         ({"max_num_tokens": "many"}, "max_num_tokens"),
