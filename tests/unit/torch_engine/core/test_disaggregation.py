@@ -62,8 +62,12 @@ class Pair:
 
     def context(self, sequence_id: int, prompt: list[int], **fields: Any) -> Handoff:
         self.prefill.submit(sequence_id, prompt, 50, handoff=Handoff("context_only", disagg_request_id=7), **fields)
+        steps = 0
         while sequence_id not in self.prefill.finished:
             self.prefill.step()
+            steps += 1
+            if steps > 200:  # unread handoffs hold the blocks that this prompt needs
+                self.step_decode()
         found = next(u for u in self.prefill.updates if u.sequence_id == sequence_id and u.handoff)
         assert found.handoff.disagg_request_id == 7
         return _generation(found.handoff)
