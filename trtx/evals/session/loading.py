@@ -239,8 +239,8 @@ def _check_rows(name: str, task: Task, limit: int | None) -> None:
         for one in wanted:
             if one in doc and doc[one] is None:
                 raise UsageError(
-                    f"task {name}: row {row} of its dataset has no {one!r}, which the task's prompts need; add it, or "
-                    "leave the row out"
+                    f"task {name}: row {row} of its dataset has no value for {one!r}, which the task's prompts need. "
+                    "Add it, or leave the row out"
                 )
 
 
