@@ -11,10 +11,10 @@ from trtx.worker.upstream_families import UPSTREAM
 
 # What Dynamo adds to each family of a worker.
 _AUTOMATIC = {"dynamo_namespace", "dynamo_component", "dynamo_endpoint", "model", "model_name", "worker_id"}
-# Families that a torch worker on a CPU, with a text model and without guided decoding, does not serve.
+# Families that a torch worker on a CPU, with a dense text model and without guided decoding, does not serve.
 _ABSENT = (
     "trtx_gpu_", "trtx_media_", "trtx_encoder_", "trtx_embedding_", "trtx_grammar", "trtx_draft", "trtx_accepted_draft",
-    "trtx_kv_tier_",
+    "trtx_kv_tier_", "trtx_expert_",
     "trtllm_spec_decode_",
 )  # fmt: skip
 _ON_GPU = {

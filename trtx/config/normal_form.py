@@ -12,6 +12,8 @@ from trtx.config.versions import DEFAULT_VERSION, SchemaVersion, schema_version
 _VERSION = schema_version(DEFAULT_VERSION)
 _TORCH_DEFAULTS: Mapping[str, Any] = {
     "max_batch_size": 256,
+    "moe_tensor_parallel_size": -1,
+    "moe_expert_parallel_size": -1,
     "kv_cache_config.host_cache_size": 0,
     "cache_transceiver_config.kv_transfer_timeout_ms": 60_000,
     "guided_decoding_backend": "llguidance",

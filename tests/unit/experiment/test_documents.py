@@ -227,7 +227,7 @@ def test_a_figure_that_is_missing_or_no_number_is_named(run: Path, figure: str) 
 def test_nan_is_no_figure(run: Path) -> None:
     cell = run / "cells" / "agg-c1" / "cell.json"
     _spoil(cell, lambda document: document["figures"].update(request_throughput=float("nan")))
-    with pytest.raises(UsageError, match=r"cell\.json is not valid JSON.*NaN is not a number"):
+    with pytest.raises(UsageError, match=r"cell\.json is not valid JSON.*NaN is not a JSON number"):
         read_cells(run)
 
 

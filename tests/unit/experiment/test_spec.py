@@ -61,7 +61,7 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("topology: {overrides: [prefill.a=1]}", ["'prefill.a=1'", "mode disagg"]),
         ("topology: {engine_configs: {decode: d.yaml}}", ["engine_configs.decode", "mode disagg"]),
         ("topology: {workers: 100000}", ["topology.workers is 100000", "256"]),
-        ("topology: {host: ..}", ["host '..'", "no address"]),
+        ("topology: {host: ..}", ["host '..'", "not an address"]),
     ],
 )
 def test_a_mistake_in_a_sweep_is_named_with_its_value(tmp_path: Path, text: str, words: list[str]) -> None:

@@ -36,7 +36,7 @@ TOWERS: dict[str, set[str]] = {
     "handoff": {"kv_layout", "kv_fault"},
     "embeddings": {"handoff", *SHARED},  # of every process that hands one on: of the handoff NIXL's agent, neighbours
     "runner": {"embeddings", *PLANS, *CHILD, *SHARED},
-    "ranks": {"runner", *PLANS, *CHILD, *SHARED},
+    "ranks": {"runner", "handoff", *PLANS, *CHILD, *SHARED},
     "core": {"ranks", "runner", "handoff", "embeddings", *PLANS, *CHILD, *SHARED},
 }
 ENGINES_PROCESS = {"core", "handoff", "vision"}  # a build uses the runner's reader of weights
