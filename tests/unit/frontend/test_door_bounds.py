@@ -23,9 +23,10 @@ RESPONSES = "/v1/responses"
 
 @dataclass
 class Gates:
-    """``goes_on``: held answers end. ``gone``: how many answers lost their client."""
+    """``goes_on``: held answers end. ``came``, ``gone``: how many requests arrived, and how many lost their client."""
 
     goes_on: threading.Event = field(default_factory=threading.Event)
+    came: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     gone: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
 
@@ -37,6 +38,7 @@ class Slow(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.gates.came.release()
         self.send_response(200)
         if body.get("stream"):
             self.send_header("Transfer-Encoding", "chunked")
@@ -180,6 +182,7 @@ def test_a_client_that_leaves_gives_its_slot_and_its_place_back(served: Any) -> 
     until(lambda: "waiting_requests 1" in metrics(port))
     waiting.close()
     until(lambda: "waiting_requests 0" in metrics(port))
+    assert gates.came.acquire(timeout=60), "the request of a client that leaves earlier never reaches Dynamo"
     running.close()
     until(lambda: "running_requests 0" in metrics(port))
     assert gates.gone.acquire(timeout=60), "Dynamo sees the client go, and frees its KV"
