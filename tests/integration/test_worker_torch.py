@@ -94,7 +94,8 @@ def test_the_kv_router_sends_a_known_prefix_to_the_worker_that_has_it(agg: Topol
         answer = post(agg, prompt=prompt, max_tokens=1).json()
         return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
-    until("a hit", cached, seconds=20)
+    # A router that does not know the prefix yet may pick the right worker by chance.
+    until("three hits in a row", lambda: all(cached() for _ in range(3)), seconds=20)
     hits = [cached() for _ in range(6)]
     assert all(hit >= BLOCK and hit % BLOCK == 0 for hit in hits), hits
 
