@@ -12,7 +12,7 @@ from kernel_cases import close, random
 from runner_player import Player, build, random_prompt, reference_tokens, save
 from test_deterministic_cuda import check, expected
 from test_ragged_attention import RAGGED, Case, decodes
-from test_runner_windows import LENGTHS, MODELS, asked, poison_freed_blocks
+from test_runner_windows import LENGTHS, MODELS, poison_freed_blocks, serve_shared_prompts
 from test_speculation_tokens import always, knowing
 from transformers import PreTrainedModel
 
@@ -75,14 +75,9 @@ def test_an_engines_tokens_in_float32_are_the_cpus(model_dir: Path, graphs: bool
 def test_blocks_that_leave_the_window_are_freed_and_never_read(model: PreTrainedModel, model_dir: Path) -> None:
     """A freed block holds NaN until another sequence writes into it."""
     one = new_runner(model_dir, max_tokens=None, num_blocks=26 * len(model.windows))
-    engine, shared = Engine(one, overlap=True), random_prompt(60, 1)
+    engine = Engine(one, overlap=True)
     freed = poison_freed_blocks(engine, one)
-    prompts = [shared[: 11 + 7 * index] + random_prompt(5, index) for index in range(7)]
-    with torch.inference_mode():
-        for index, prompt in enumerate(prompts):
-            engine.core.submit(asked(prompt, index, 40))
-            engine.step()
-        engine.finish()
+    prompts = serve_shared_prompts(engine)
     assert freed
     for index, prompt in enumerate(prompts):
         assert engine.answers[index].tokens == reference_tokens(model, prompt, 40)

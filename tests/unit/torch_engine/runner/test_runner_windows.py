@@ -89,21 +89,28 @@ def poison_freed_blocks(engine: Engine, runner: TorchRunner) -> list[int]:
     return freed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("blocks", [26, pytest.param(200, marks=pytest.mark.proof)])
-def test_an_engine_gives_back_finds_and_preempts_and_has_transformers_tokens(
-    model: PreTrainedModel, args: RunnerArgs, blocks: int
-) -> None:
-    """What is given back holds NaN from then on, until somebody writes there: nobody reads it."""
-    runner = create_runner(replace(args, num_blocks=blocks * len(model.windows)))
-    engine, shared = Engine(runner, overlap=True), random_prompt(60, 1)
-    poison_freed_blocks(engine, runner)
+def serve_shared_prompts(engine: Engine) -> list[list[int]]:
+    """Serves prompts that begin with parts of one prompt, 40 tokens each, and returns the prompts."""
+    shared = random_prompt(60, 1)
     prompts = [shared[: 11 + 7 * index] + random_prompt(5, index) for index in range(7)]
     with torch.inference_mode():
         for index, prompt in enumerate(prompts):
             engine.core.submit(asked(prompt, index, 40))
             engine.step()
         engine.finish()
+    return prompts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [26, pytest.param(200, marks=pytest.mark.proof)])
+def test_an_engine_gives_back_finds_and_preempts_and_has_transformers_tokens(
+    model: PreTrainedModel, args: RunnerArgs, blocks: int
+) -> None:
+    """A freed block holds NaN until another sequence writes into it."""
+    runner = create_runner(replace(args, num_blocks=blocks * len(model.windows)))
+    engine = Engine(runner, overlap=True)
+    poison_freed_blocks(engine, runner)
+    prompts = serve_shared_prompts(engine)
     assert engine.core.scheduler.pool.counters.reused
     assert bool(engine.paused) == (blocks == 26 and None in model.windows), "windows alone leave room for all"
     for index, prompt in enumerate(prompts):
