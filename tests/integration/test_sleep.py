@@ -83,7 +83,7 @@ def test_a_topology_sleeps_after_its_open_requests_answers_503_and_wakes_with_th
     assert [stream.problem for stream in streams] == [None] * 4
     assert states(plan) == ["asleep", "asleep"]
     code, refused = post(plan.url, "/v1/completions", {"model": plan.model, "prompt": "x", "max_tokens": 1})
-    assert code == 503 and f"wake it with trtx wake and the run directory {plan.run_dir.name}" in refused["message"]
+    assert code == 503 and f"run trtx wake with the run directory {plan.run_dir.name}" in refused["message"]
     assert trtx("sleep", plan)[0] == 0
     code, printed = trtx("wake", plan)
     assert code == 0, printed

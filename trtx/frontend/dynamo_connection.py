@@ -24,7 +24,7 @@ class AnswerReader(Protocol):
 
 
 class DynamoConnection(asyncio.Protocol):
-    """Copies each answer to the client, unless a ToolAnswer reads it, or it is a 503 of which trtx knows more."""
+    """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains a 503."""
 
     transport: asyncio.Transport
 

@@ -14,8 +14,8 @@ def why_unavailable(run_dir: Path) -> str | None:
     if not any(_state(path) == "asleep" for path in (run_dir / "serve" / "status").glob("*.json")):
         return None
     return (
-        "the model sleeps, or gets new weights, and answers no requests until then; if it sleeps, wake it with trtx "
-        f"wake and the run directory {run_dir.name}"
+        "the model sleeps or is getting new weights, so it answers no requests now; if it sleeps, run trtx wake with "
+        f"the run directory {run_dir.name}"
     )
 
 

@@ -244,7 +244,7 @@ def test_a_503_says_how_to_wake_a_model_that_sleeps_and_the_connection_goes_on(
     assert (asleep[0], other, after[0]) == (503, (503, b"dynamos"), 200)
     if b"asleep" in content:
         document = json.loads(asleep[1])
-        assert document["code"] == 503 and "wake it with trtx wake" in document["message"]
+        assert document["code"] == 503 and "run trtx wake" in document["message"]
         assert run_dir.name in document["message"] and str(run_dir) not in document["message"]
     else:
         assert asleep[1] == b"dynamos"

@@ -22,10 +22,10 @@ _COUNTER = 1 << 32  # the device's counters are int32 and wrap around
 
 @dataclass(slots=True, eq=False)
 class RoutedRows:
-    """The rows of the forward under way. Those of the padding slot are no tokens."""
+    """The rows of the current forward. Rows of the padding slot do not count."""
 
     padding_slot: int
-    slots: Tensor | None = None  # [n] int32; None: no forward is under way
+    slots: Tensor | None = None  # [n] int32; None: no forward has begun
 
 
 @dataclass(frozen=True, slots=True)
