@@ -144,7 +144,9 @@ def test_the_frontend_does_with_a_field_what_the_table_says(
 
 @pytest.mark.parametrize(("method", "path", "status", "seen"), routes(), ids=lambda value: str(value)[:30])
 def test_a_route_answers_as_the_page_says(recorder: Recorder, method: str, path: str, status: int, seen: str) -> None:
-    fields = request("chat/completions", {}) if path.endswith(("completions", "messages")) else {"prompt": "x", "input": "x"}
+    fields = (
+        request("chat/completions", {}) if path.endswith(("completions", "messages")) else {"prompt": "x", "input": "x"}
+    )
     body = {"model": recorder.running.model_name, **fields} if method == "POST" else None
     answer = HTTP.request(method, f"{recorder.running.url}{path}", json=body, timeout=60)
     assert answer.status_code == status

@@ -27,15 +27,16 @@ _CHARACTERS_PER_TOKEN = 16  # more than prose or code has, so that the first loo
 
 
 class Unrenderable(TrtxError):
-    """The model's chat template can't render the request, or the prompt is far too long. The message is shown to the client."""
+    """The model's chat template can't render the request, or the prompt is far too long.
+
+    The message is shown to the client.
+    """
 
 
 class PromptMaker:
     """Makes prompts with one checkpoint's tokenizer. All methods may be called from several threads."""
 
-    def __init__(
-        self, model: Path, template: str | None = None, read_context: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, model: Path, template: str | None = None, read_context: Callable[[], int] = lambda: 0) -> None:
         """Imports transformers, which takes seconds. ``template`` replaces the checkpoint's chat template.
 
         ``read_context``: returns how many tokens of prompt and output a worker holds, 0 if that is unknown.
