@@ -1,4 +1,4 @@
-"""The HTTP port of a frontend with bounds, whose prompts transformers makes, or whose workers can sleep or skip prefill.
+"""The HTTP port of a frontend that bounds requests, makes prompts with transformers, or changes what Dynamo answers.
 
 It passes answers on unchanged, except the 503 of a model that sleeps and the events of ``bypass_events``.
 

@@ -126,6 +126,8 @@ class Workload:
                 f"the KV router runs with {' '.join(commands.KV_ROUTER_FLAGS)} because with Dynamo's defaults one "
                 "running request outweighs a cached prefix; --router-args overrides them"
             )
+        if spec.conditional_disagg is not None and spec.mode == "disagg":
+            reasons.append(f"the KV router may leave a prompt to a decode worker, by {spec.conditional_disagg}")
         if spec.deterministic:
             reasons.append(
                 "workers sum in one order, independent of the batch, because of --deterministic: answers are bitwise "
