@@ -121,6 +121,9 @@ class TritonKernels:
         )
         return out
 
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x)
+
 
 def _empty_like(x: Tensor, scale: Tensor | None) -> Tensor:
     return torch.empty_like(x, dtype=x.dtype if scale is None else FP8)
