@@ -37,7 +37,7 @@ def attend_fixed(
     scale = dim**-0.5 * math.log2(math.e)
     grouped = (q.float() * scale).unflatten(1, (kv_heads, heads // kv_heads))
     # A sink goes before all tokens, as a token whose value is zero.
-    best = None if sinks is None else (sinks.float() * math.log2(math.e)).unflatten(0, (kv_heads, heads // kv_heads))
+    best = None if sinks is None else (sinks.float() * math.log2(math.e)).view(kv_heads, -1)
     out = torch.empty_like(q)
     for begin in range(0, q.shape[0], at_once):
         rows = slice(begin, begin + at_once)

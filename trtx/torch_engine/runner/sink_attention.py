@@ -29,7 +29,7 @@ def attend_masked(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, 
     at_once = max(1, _AT_ONCE // (batch * heads * tokens))
     for begin in range(0, rows, at_once):
         part = slice(begin, begin + at_once)
-        queries = q[:, :, part].float().unflatten(1, (kv_heads, -1)) * dim**-0.5
+        queries = q[:, :, part].float().reshape(batch, kv_heads, heads // kv_heads, -1, dim) * dim**-0.5
         scores = queries @ keys.transpose(-1, -2)  # [batch, kv_heads, group, rows, tokens]
         if seen is not None:
             own = seen if seen.shape[-2] == 1 else seen[..., part, :]

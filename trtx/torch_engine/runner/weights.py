@@ -196,8 +196,8 @@ class _Loader:
             load=self.load.layer(index) if self.load is not None else None,
         )  # fmt: skip
         if experts.has_bias:
-            biases = (take(f"{name}.bias") for name in (router, *stacks))
-            plain = replace(plain, **dict(zip(("router_bias", "gate_up_bias", "down_bias"), biases, strict=True)))
+            router_bias, gate_up_bias, down_bias = (take(f"{name}.bias") for name in (router, *stacks))
+            plain = replace(plain, router_bias=router_bias, gate_up_bias=gate_up_bias, down_bias=down_bias)
         if products is None or products.loading is None or self._config.quantization is None:
             return plain
         scales = [take(f"{stack}.weight_scale") for stack in stacks]

@@ -38,7 +38,7 @@ _EXPERTS: dict[str, Any] = {
     "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True,
     "mlp_only_layers": [0],
 }  # fmt: skip
-# Two layers of three have the window. Experts that clamp some of their gates, and a scaling whose ramp is cut by no pair.
+# Two layers of three have the window. The limit clamps some of the gates, and the ends of the ramp are no whole pairs.
 _GPT_OSS: dict[str, Any] = {
     "num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 24, "sliding_window": 13, "swiglu_limit": 1.5,
     "rope_parameters": {
