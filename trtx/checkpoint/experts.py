@@ -159,6 +159,9 @@ def read_gpt_oss_experts(config: Fields, num_layers: int, *, original_positions:
             "initial_context_length",
             f"{original_positions} as original_max_position_embeddings of the rope scaling, or no such field",
         )
+    for name in ("swiglu_alpha", "swiglu_limit"):
+        if type(config.values.get(name)) is int:
+            config.refuse(name, "a number with a decimal point, as transformers takes no integer there")
     return ExpertConfig(
         count=count,
         per_token=per_token,
