@@ -141,7 +141,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
         read_end_ids(checkpoint.path)
     check_media(spec, engine, checkpoint)
     chat = resolve_chat_format(spec, checkpoint.path, checkpoint.architecture)
-    family = config_family(checkpoint.architecture, on_gpu=on_gpu)
+    family = config_family(checkpoint.architecture, on_gpu=on_gpu, engine=engine)
     configs: dict[Role, ResolvedEngineConfig] = {
         role: load_engine_config(
             role,
