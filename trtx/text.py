@@ -81,8 +81,7 @@ def is_encoded_by_file(model_dir: Path) -> bool:
             return False
         if config.get("add_bos_token") or config.get("add_eos_token"):
             return False
-        state = json.loads((model_dir / "tokenizer.json").read_bytes())
-        in_file = {str(token["id"]): token for token in state.get("added_tokens", ())}
+        in_file = {str(token["id"]): token for token in _tokenizer_head(model_dir)["added_tokens"]}
         named = config.get("added_tokens_decoder") or {}
         return all(_is_same_token(token, in_file.get(str(id_))) for id_, token in named.items())
     except (OSError, ValueError, AttributeError, LookupError, TypeError):
@@ -91,8 +90,26 @@ def is_encoded_by_file(model_dir: Path) -> bool:
 
 def pads_or_truncates(model_dir: Path) -> bool:
     """Whether ``tokenizer.json`` defines padding or truncation, which training runs may leave there."""
-    state = json.loads((model_dir / "tokenizer.json").read_bytes())
-    return bool(state.get("padding") or state.get("truncation"))
+    head = _tokenizer_head(model_dir)
+    return bool(head["padding"] or head["truncation"])
+
+
+def _tokenizer_head(model_dir: Path) -> Mapping[str, Any]:
+    """The fields of ``tokenizer.json`` that are no part of its model, whose parsing takes most of the time."""
+    path = model_dir / "tokenizer.json"
+    stat = path.stat()
+    return _parsed_head(path, stat.st_ino, stat.st_size, stat.st_ctime_ns)
+
+
+@lru_cache(maxsize=8)
+def _parsed_head(path: Path, inode: int, size: int, changed_ns: int) -> Mapping[str, Any]:
+    """Parses ``path``; the other arguments tell files apart that were written under one path."""
+    state = json.loads(path.read_bytes())
+    return {
+        "added_tokens": state.get("added_tokens", ()),
+        "padding": state.get("padding"),
+        "truncation": state.get("truncation"),
+    }
 
 
 @contextlib.contextmanager
