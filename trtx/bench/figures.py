@@ -17,8 +17,8 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from trtx.bench.gpu_use import GpuPart
+from trtx.bench.phases import Span, sent_in
 from trtx.bench.records import RequestRecord, read_also
-from trtx.bench.windows import Span, sent_in
 from trtx.stats.percentiles import percentile, samples_needed
 
 Records = Sequence[RequestRecord]

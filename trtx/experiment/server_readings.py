@@ -84,7 +84,7 @@ def open_topology(plan: Plan) -> Iterator[Read]:
                     gpu_reading(name, state, plan.namespace, sees_all) for name, state in zip(gpus, states, strict=True)
                 )
             )
-            return _told(client, workers, ServerReading(at_ns, seen, None, cpu=cores))
+            return _with_counters(client, workers, ServerReading(at_ns, seen, None, cpu=cores))
 
         yield read
 
@@ -103,7 +103,7 @@ def open_attached(target: Target) -> Iterator[Read | None]:
 
         def read() -> ServerReading:
             at_ns, cores = time.time_ns(), cpu.read()
-            return _told(client, workers, ServerReading(at_ns, None, None, cpu=cores))
+            return _with_counters(client, workers, ServerReading(at_ns, None, None, cpu=cores))
 
         yield read
 
@@ -177,7 +177,7 @@ def sees_host_pids(root: Path = Path("/")) -> bool:
         return False
 
 
-def _told(client: httpx.Client, workers: Sequence[Metered], reading: ServerReading) -> ServerReading:
+def _with_counters(client: httpx.Client, workers: Sequence[Metered], reading: ServerReading) -> ServerReading:
     """``reading`` with the workers' counters: of requests, images and drafts by role and worker, and of handoffs.
 
     Counters run from each worker's start. Each is None if a worker doesn't report it or if another process answers in
@@ -202,8 +202,8 @@ def _told(client: httpx.Client, workers: Sequence[Metered], reading: ServerReadi
         if (drafted := draft_counts(body)) is not None:
             drafts.setdefault(worker.role, {})[worker.name] = drafted
         if worker.role == "decode" and handoffs is not None:
-            told = handoff_counts(body)
-            handoffs = None if told is None else {**handoffs, worker.name: told}
+            counts_of_worker = handoff_counts(body)
+            handoffs = None if counts_of_worker is None else {**handoffs, worker.name: counts_of_worker}
     if not workers:
         return reading
     return replace(reading, ended_requests=ended, pictures=pictures or None, handoffs=handoffs, drafts=drafts)

@@ -172,13 +172,13 @@ class HandoffProofs:
                 proved.add(came_to)
             if came_to == pair:
                 return problem
-        return f"the router sent no request from {self._told(pair.prefill)} to {self._told(pair.decode)}"
+        return f"the router sent no request from {self._label(pair.prefill)} to {self._label(pair.decode)}"
 
     def _ask(self, pair: WorkerPair, ids: Mapping[str, int], timeout_s: float) -> tuple[WorkerPair, str | None]:
         """Sends one request. Returns the pair that served it, and the problem, or None."""
         code, answer = self._send(pair, ids, _COMPLETIONS, timeout_s)
         if code == 0:
-            workers = f"{self._told(pair.prefill)} and {self._told(pair.decode)}"
+            workers = f"{self._label(pair.prefill)} and {self._label(pair.decode)}"
             return pair, f"the frontend did not answer the request that checks the handoff between {workers}: {answer}"
         if code != 200:
             return pair, self._sentence(pair, self._refusal(pair, ids, timeout_s) or f"HTTP {code}: {answer}")
@@ -194,9 +194,9 @@ class HandoffProofs:
                 self.moved_bytes += facts.bytes
             return seen, None
         if facts.outcome == "whole":
-            return pair, f"{self._told(facts.decode)} received a request that no prefill worker had processed"
+            return pair, f"{self._label(facts.decode)} received a request that no prefill worker had processed"
         because = facts.because or "no KV of a new prompt was read"
-        return seen, self._sentence(seen, because + self._said_by_ucx(seen.decode), self._remedy(seen))
+        return seen, self._sentence(seen, because + self._ucx_error(seen.decode), self._remedy(seen))
 
     def _refusal(self, pair: WorkerPair, ids: Mapping[str, int], timeout_s: float) -> str:
         """The message with which a worker refuses the pair's requests; "" if unknown."""
@@ -236,7 +236,7 @@ class HandoffProofs:
             return 0, f"{type(error).__name__}: {error}"
 
     def _sentence(self, pair: WorkerPair, cause: str, remedy: str = "") -> str:
-        return f"no KV came from {self._told(pair.prefill)} to {self._told(pair.decode)}: {_shortened(cause)}{remedy}"
+        return f"no KV came from {self._label(pair.prefill)} to {self._label(pair.decode)}: {_shortened(cause)}{remedy}"
 
     def _remedy(self, pair: WorkerPair) -> str:
         """A remedy for a pair whose network devices may not reach each other, or ""."""
@@ -248,7 +248,7 @@ class HandoffProofs:
         where = f"the device of {hosts} in the hosts file" if hosts else _UCX_DEVICE
         return f"; correct {where}: it has to name a network device on each side that reaches the other"
 
-    def _told(self, name: str) -> str:
+    def _label(self, name: str) -> str:
         """A worker's name for the user; for several hosts with its host and its UCX device."""
         worker = self._workers.get(name)
         if worker is None:
@@ -258,7 +258,7 @@ class HandoffProofs:
         device = worker.env.get(_UCX_DEVICE)
         return f"{name} (on {worker.host}{f', {_UCX_DEVICE}={device}' if device else ''})"
 
-    def _said_by_ucx(self, name: str) -> str:
+    def _ucx_error(self, name: str) -> str:
         """The last UCX error in the worker's log if it runs on this machine; NIXL's own error is only a code."""
         error = _last_of_ucx(self._logs[name]) if name in self._logs else ""
         return f"; UCX says: {error}" if error else ""

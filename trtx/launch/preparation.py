@@ -245,12 +245,12 @@ def _check_fault(fault: str | None) -> None:
 def _with_fault(planned: Plan, fault: str | None) -> Plan:
     if fault is None:
         return planned
-    told = f"EVERY WORKER RUNS WITH A FAULT, {KV_FAULT_VARIABLE}={fault}: answers are wrong on purpose"
+    reason = f"EVERY WORKER RUNS WITH A FAULT, {KV_FAULT_VARIABLE}={fault}: answers are wrong on purpose"
     processes = tuple(
         replace(one, env={**one.env, KV_FAULT_VARIABLE: fault}) if one.role != "frontend" else one
         for one in planned.processes
     )
-    return replace(planned, processes=processes, reasons=(told, *planned.reasons))
+    return replace(planned, processes=processes, reasons=(reason, *planned.reasons))
 
 
 def check_configs(

@@ -51,7 +51,7 @@ class Slot:
     ended_because: str | None = None  # why the launcher killed it; None: it did not
     status: WorkerStatus | None = None  # the last status read, because the file may be gone when it is needed
     status_problem: str | None = None  # the reported reason why the status file can't be read
-    recomputed_told: int = 0  # number of recomputed prompts at the last report
+    recomputed_reported: int = 0  # number of recomputed prompts at the last report
     deaths: RestartPolicy = field(default_factory=RestartPolicy)
 
     def begin(self, child: Child, now: float) -> None:
@@ -60,7 +60,7 @@ class Slot:
         self.restart_at = self.worker_id = self.status = self.status_problem = None
         self.renewed_at = self.unrenewed_s = self.vanished_since = self.draining_since = self.ended_because = None
         self.stopped_since = None
-        self.held_back_by, self.recomputed_told = None, 0
+        self.held_back_by, self.recomputed_reported = None, 0
         self.was_registered = self.had_served = False
 
     def look_at_status(self, child: Child) -> str | None:
@@ -78,9 +78,9 @@ class Slot:
         Reported for the first prompt, and each time that their number has doubled.
         """
         found = None if self.status is None else self.status.handoffs
-        if found is None or found.recomputed < max(1, 2 * self.recomputed_told):
+        if found is None or found.recomputed < max(1, 2 * self.recomputed_reported):
             return None
-        self.recomputed_told = found.recomputed
+        self.recomputed_reported = found.recomputed
         prompts = f"{found.recomputed} of {found.read + found.recomputed} prompts"
         return (
             f"{self.spec.name} recomputed {prompts}, because their KV did not come from a prefill worker; the last one "

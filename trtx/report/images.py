@@ -26,11 +26,11 @@ MEANING = (
 
 def image_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
     """One row of text per cell and role with image counters; empty for runs without images."""
-    told = [(row.name, (row.cell and row.cell.pictures) or {}) for row in view.rows if row.cell]
-    if not view.has_images and not any(counts.asked for _, roles in told for counts in roles.values()):
+    cells = [(row.name, (row.cell and row.cell.pictures) or {}) for row in view.rows if row.cell]
+    if not view.has_images and not any(counts.images for _, roles in cells for counts in roles.values()):
         return ()
     rows = []
-    for name, roles in told:
+    for name, roles in cells:
         rows += [(name, role, *_cells(counts)) for role, counts in roles.items()]
         rows += [] if roles else [(name, *[MISSING] * (len(HEADINGS) - 1))]
     return tuple(rows)
@@ -38,7 +38,7 @@ def image_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
 
 def _cells(counts: ImageCounts) -> tuple[str, ...]:
     values = (counts.hit_rate, *(counts.ms(stage) for stage in STAGES.values()))
-    return (f"{counts.asked:,}", *(MISSING if value is None else number(value) for value in values))
+    return (f"{counts.images:,}", *(MISSING if value is None else number(value) for value in values))
 
 
 def images_markdown(view: RunView) -> list[str]:

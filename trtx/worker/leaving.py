@@ -63,9 +63,9 @@ class Leaving:
             return
         self.engine_died = True
         self.on_engine_death()
-        told = f"the engine died{': ' if reason else ''}{reason}"
-        self._status.update(error=told)
-        logger.error("%s: %s; this worker ends, %d requests were open", self._name, told, open_requests)
+        cause = f"the engine died{': ' if reason else ''}{reason}"
+        self._status.update(error=cause)
+        logger.error("%s: %s; this worker ends, %d requests were open", self._name, cause, open_requests)
         if self.withdraw is None:
             _end()
         else:

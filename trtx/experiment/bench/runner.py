@@ -93,9 +93,9 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Ru
         state = _Sweep(opened, schedule(spec), target)
         _plan(state)
         opened.write_plans()
-        told = provenance_of(spec, opened.environment, opened.plans, target)
-        gate.prepare(opened.run_dir, spec, opened.plans, told)
-        with opened.held(told), _session(state):
+        provenance = provenance_of(spec, opened.environment, opened.plans, target)
+        gate.prepare(opened.run_dir, spec, opened.plans, provenance)
+        with opened.held(provenance), _session(state):
             return _measure_missing(state)
 
 

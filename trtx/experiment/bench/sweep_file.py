@@ -170,8 +170,8 @@ def _source(path: Path | None) -> str:
 def _sentence(error: ValidationError, path: Path | None) -> str:
     first = error.errors()[0]
     if first["type"] != "extra_forbidden":
-        told = problem(error)
-        return f"{_source(path)}{in_keys(told) if first['loc'][:1] == ('eval',) else told}"
+        sentence = problem(error)
+        return f"{_source(path)}{in_keys(sentence) if first['loc'][:1] == ('eval',) else sentence}"
     field = ".".join(str(part) for part in first["loc"])
     places, section = _places(), field.rpartition(".")[0]
     near = get_close_matches(str(first["loc"][-1]), places, n=1)
