@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-# Utilisation from which cores count as short: a process that becomes runnable has to wait for a core, or takes time from
-# another process. The remaining tenth allows for the kernel's tick accounting and for waits of milliseconds.
+# Utilisation from which cores count as short: a process that becomes runnable has to wait for a core, or takes time
+# from another process. The remaining tenth allows for the kernel's tick accounting and for waits of milliseconds.
 SHORT = 0.90
 STOLEN = "other machines of this host"  # time that the hypervisor gave to other machines ("steal")
 

@@ -24,7 +24,7 @@ _READ_FIELDS = (*sorted(FORMAT_FIELDS), "stop", "stop_token_ids")
 _REMEMBERED = 1024  # formats; a dataset usually has a few
 
 # kept: the answer was checked and follows its format. cut: max_tokens ended it before it was complete. free: the
-# request lets the model choose, and it chose an unconstrained answer, such as text instead of a call of an offered tool.
+# request lets the model choose, and it chose an unconstrained answer, such as text instead of an offered tool.
 FormatOutcome = Literal["kept", "cut", "broken", "unchecked", "free"]
 Asked = Literal["format", "tools"]
 
