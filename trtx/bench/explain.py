@@ -141,7 +141,7 @@ def _percentiles(
 def _largest(metric: str, split: SplitPercentile, evidence: SlowEvidence) -> LargestStage:
     stage = split.largest
     took = split.stages[stage]
-    bound, because = _bound(metric, stage, took, evidence)
+    bound, because = _bound(metric, stage, evidence)
     limit = "" if bound is None else f", bound by {_BOUNDS[bound]} ({because})"
     whole = f"{metric} p{split.percentile} {milliseconds(split.value)}"
     share = percent(split.share(stage))
@@ -157,7 +157,7 @@ _BOUNDS: Mapping[Bound, str] = {
 }
 
 
-def _bound(metric: str, stage: str, ms: float, evidence: SlowEvidence) -> tuple[Bound | None, str]:
+def _bound(metric: str, stage: str, evidence: SlowEvidence) -> tuple[Bound | None, str]:
     """What bounds a stage, and the evidence; None if no recorded evidence shows it."""
     rows = evidence.rows
     if stage == QUEUE:

@@ -25,7 +25,7 @@ from trtx.bench.image_counters import ImageCounts
 from trtx.doctor import GpuProcess, GpuState, open_gpus
 from trtx.engine import worker_facts
 from trtx.experiment.cpu_readings import CpuReader
-from trtx.experiment.worker_counters import draft_counts, handoff_counts, image_counts
+from trtx.experiment.worker_counters import LABEL, draft_counts, handoff_counts, image_counts
 from trtx.planes.registry import Instance, read_instance
 from trtx.tls import trust_of
 from trtx.topology import Plan, is_loopback
@@ -35,7 +35,6 @@ Read = Callable[[], ServerReading]
 _LOOPBACK = "http://127.0.0.1"  # system ports never use TLS
 _HEALTH = "/health"  # route of Dynamo's frontend that lists all routable instances
 _TIMEOUT_S = 1.0  # a worker that doesn't answer within this time counts as not reporting
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _ENDED = re.compile(rb"^trtx_requests_total\{([^}]*)\} ([0-9.e+]+)$", re.MULTILINE)
 # Inode of the initial PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _HOST_PIDS = 0xEFFFFFFC
@@ -211,7 +210,7 @@ def _with_counters(client: httpx.Client, workers: Sequence[Metered], reading: Se
 
 def _identity(labels: bytes) -> WorkerIdentity | None:
     """The identity in the labels of a sample (as Dynamo 1.6.1 has them); None if they are missing."""
-    values = dict(_LABEL.findall(labels.decode()))
+    values = dict(LABEL.findall(labels.decode()))
     try:
         return WorkerIdentity(values["dynamo_namespace"], int(values["worker_id"], 16))
     except (KeyError, ValueError):

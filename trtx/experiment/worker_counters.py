@@ -14,7 +14,7 @@ _STAGES = re.compile(rb'^trtx_media_(seconds|pictures)_total\{[^}]*stage="(\w+)"
 _PAIRS = re.compile(rb"^trtx_pair_(handoffs|handoff_bytes|handoff_seconds)_total\{([^}]*)\} (\S+)$", re.MULTILINE)
 _WHOLE = re.compile(rb"^trtx_whole_requests_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _DRAFTED = re.compile(rb'^trtx_(draft|accepted_draft)_tokens_total\{[^}]*position="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def image_counts(metrics: bytes) -> ImageCounts | None:
@@ -35,7 +35,7 @@ def handoff_counts(metrics: bytes) -> dict[str, HandoffCounts] | None:
         return None
     found: dict[str, dict[str, Any]] = {NO_PREFILL: {"whole": round(float(whole[1]))}}
     for kind, labels, value in _PAIRS.findall(metrics):
-        values = dict(_LABEL.findall(labels.decode()))
+        values = dict(LABEL.findall(labels.decode()))
         counts = found.setdefault(values["prefill"], {})
         if kind == b"handoffs":
             counts[values["outcome"]] = round(float(value))

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtx.engine import worker_facts
+from trtx.engine import MODEL_ENGINES, worker_facts
 from trtx.engine.handoff_facts import HandoffFacts
 from trtx.launch.readiness import own_headers, request
 from trtx.topology import Plan
@@ -30,7 +30,6 @@ With more, a selection is proved that contains every worker and every pair of ho
 """
 TOKENS = 2
 """Number of tokens per request: prefill makes the first, and decode needs the prompt's KV for the second."""
-_HAND_OVER = ("torch", "tensorrt-llm")  # engines with a handoff; the others have no KV
 _AT_ONCE = 8
 _STRAYS = 20  # requests per decode worker; a router that draws workers at random misses one with a probability of 1e-8
 # Dynamo's headers that select a request's workers by instance id. With 1.6.1 every router mode obeys both; a decode
@@ -61,7 +60,7 @@ def pairs_of(plan: Plan, most: int = MOST_PAIRS) -> tuple[WorkerPair, ...]:
 
     Up to ``most`` pairs, all of them; otherwise a selection with each worker and each pair of hosts at least once.
     """
-    if plan.mode != "disagg" or plan.engine not in _HAND_OVER:
+    if plan.mode != "disagg" or plan.engine not in MODEL_ENGINES:
         return ()
     prefill = [worker for worker in plan.workers if worker.role == "prefill"]
     decode = [worker for worker in plan.workers if worker.role == "decode"]

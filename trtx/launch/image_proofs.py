@@ -18,6 +18,7 @@ from pathlib import Path
 
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config.media import MediaLimits
+from trtx.engine import MODEL_ENGINES
 from trtx.errors import UsageError
 from trtx.launch.handoffs import CHAT, TO_PREFILL, TO_WORKER, ask_worker_ids
 from trtx.launch.readiness import own_headers, request
@@ -47,7 +48,7 @@ class ImageProofs:
         self.unchecked = ""
         self._plan = plan
         self._url = url or plan.url
-        if plan.engine not in ("torch", "tensorrt-llm"):  # no other engine takes images
+        if plan.engine not in MODEL_ENGINES:
             return
         try:
             if read_vision_config(model_path or plan.model_path) is not None:

@@ -26,7 +26,6 @@ class Restart:
     name: str
     at: float  # seconds since the epoch
     exit: str  # from describe_exit
-    log_tail: str
 
 
 @dataclass(slots=True, eq=False)

@@ -175,7 +175,7 @@ class Supervisor:
             child = self._spawn(slot.spec)
         except OSError as error:
             slot.state = "ended"
-            self._restart_or_give_up(slot, f"{slot.spec.name} can't be started: {error}", str(error), "")
+            self._restart_or_give_up(slot, f"{slot.spec.name} can't be started: {error}", str(error))
             return
         slot.begin(child, self._clock())
         if slot.spec.role == "frontend":
@@ -210,11 +210,11 @@ class Supervisor:
         # A frontend that has never served may have found its HTTP port taken: name the process that uses the port.
         may_lack_port = slot.spec.role == "frontend" and not slot.had_served
         thief = taken(*self._plan.http_of(slot.spec)) if may_lack_port else None
-        exit_text, tail = describe_exit(code), child.log.tail()
+        exit_text = describe_exit(code)
         what = describe_death(slot, child, code, now, left_behind=left_behind, thief=thief)
-        self._restart_or_give_up(slot, what, exit_text, tail)
+        self._restart_or_give_up(slot, what, exit_text)
 
-    def _restart_or_give_up(self, slot: Slot, what: str, exit_text: str, tail: str) -> None:
+    def _restart_or_give_up(self, slot: Slot, what: str, exit_text: str) -> None:
         if not self._has_been_ready:
             self._give_up(what)
             return
@@ -225,7 +225,7 @@ class Supervisor:
         if delay is None:
             self._give_up(f"{slot.spec.name} died {CRASH_LOOP_DEATHS} times; the last time, {what}")
             return
-        self.restarts.append(Restart(slot.spec.name, time.time(), exit_text, tail))
+        self.restarts.append(Restart(slot.spec.name, time.time(), exit_text))
         self._is_degraded = True
         slot.state, slot.restart_at = "restarting", now + delay
         self._emit("restarting", f"{slot.spec.name} starts again in {delay:g} s", slot)

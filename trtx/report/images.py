@@ -27,7 +27,7 @@ MEANING = (
 def image_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
     """One row of text per cell and role with image counters; empty for runs without images."""
     cells = [(row.name, (row.cell and row.cell.pictures) or {}) for row in view.rows if row.cell]
-    if not view.has_images and not any(counts.images for _, roles in cells for counts in roles.values()):
+    if not view.has_images and not any(counts.looked_up for _, roles in cells for counts in roles.values()):
         return ()
     rows = []
     for name, roles in cells:
@@ -38,7 +38,7 @@ def image_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
 
 def _cells(counts: ImageCounts) -> tuple[str, ...]:
     values = (counts.hit_rate, *(counts.ms(stage) for stage in STAGES.values()))
-    return (f"{counts.images:,}", *(MISSING if value is None else number(value) for value in values))
+    return (f"{counts.looked_up:,}", *(MISSING if value is None else number(value) for value in values))
 
 
 def images_markdown(view: RunView) -> list[str]:

@@ -98,7 +98,7 @@ def causes_in(evidence: SlowEvidence) -> tuple[tuple[SlowCause, str], ...]:
 
 @_cause(
     name="throttled GPU",
-    bound="products",
+    bound="compute",
     needs="GPU readings with clock reasons",
     threshold="the rule of the validity check of the same name",
     sentence="a GPU was slowed down by heat or by its power supply",
@@ -182,7 +182,7 @@ def _slow_client(evidence: SlowEvidence) -> Shown | None:
 
 @_cause(
     name="head of line",
-    bound="products",
+    bound="compute",
     needs="when each prompt was computed on a worker, and its length",
     threshold=f"of the slowest {_TAIL_SHARE:.0%} of the requests with short prompts (at most 1/{_LONG_PROMPT:g} of the "
     f"longest; at least {_TAIL_LEAST} requests), half waited at least {_OVERLAP:.0%} of queue and prefill while the "
@@ -256,7 +256,7 @@ def _queue(evidence: SlowEvidence) -> Shown | None:
 
 @_cause(
     name="slow handoff",
-    bound="wire",
+    bound="network",
     needs="the handoff stage of a prefill and a decode worker",
     threshold=f"half of the reads of KV took {_STANDS_OUT:.0%} of TTFT p50 or of the time after the first token; or, "
     f"where reads are not timed, handoff is {_OVERLAP:.0%} of TTFT p50 or more; and at least {_LEAST_MS:g} ms and two "
