@@ -72,6 +72,6 @@ def _by_position(metrics: bytes, kind: bytes) -> dict[str, int]:
 
 
 def _sample(metrics: bytes, name: bytes) -> float | None:
-    """The sample of a metric that has one; None if it is missing."""
+    """The value of a metric with a single sample; None if it is missing."""
     found = re.search(rb"^%b(?:\{[^}]*\})? (\S+)$" % name, metrics, re.MULTILINE)
     return None if found is None else float(found[1])

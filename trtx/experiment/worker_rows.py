@@ -9,13 +9,13 @@ from trtx.topology import Plan
 
 
 class WorkerRowFiles:
-    """The files of ended requests of a topology's workers, each read on from where the last call stopped."""
+    """Reads the files in which a topology's workers record ended requests, each from where the last call stopped."""
 
     def __init__(self, plan: Plan) -> None:
         self._read = {requests_file(one.status_file): 0 for one in plan.workers if one.status_file is not None}
 
     def take(self) -> list[str]:
-        """The whole lines written since the last call. A file that can't be read has none."""
+        """The whole lines written since the last call. A file that can't be read gives no line."""
         return [line for path in self._read for line in self._of(path)]
 
     def _of(self, path: Path) -> list[str]:

@@ -164,7 +164,7 @@ def _check_key(pair: _Pair) -> None:
     content = read_bytes(pair.key, pair.options[1], "a private key in PEM")
     if _ENCRYPTED.search(content):
         raise UsageError(
-            f"{pair.key_description} is encrypted, but a starting server can't ask for a passphrase; expected a "
+            f"{pair.key_description} is encrypted, but a starting server can't ask for a passphrase; expected an "
             "unencrypted one that only you can read (`openssl pkey` makes it)"
         )
     if not _PRIVATE.search(content):

@@ -127,7 +127,7 @@ class HandoffProofs:
 
     @property
     def summary(self) -> str:
-        """What was proved, as the end of a sentence; "" if there is nothing to prove, or not everything is proved."""
+        """The proved pairs, as the end of a sentence; "" if there is nothing to prove, or not everything is proved."""
         if self.unknown:
             return f"; handoffs are not checked: {self.unknown}"
         if not self.pairs or self._proved.keys() < set(self.pairs):

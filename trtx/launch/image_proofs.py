@@ -58,7 +58,7 @@ class ImageProofs:
 
     @property
     def summary(self) -> str:
-        """What was proved, as the end of a sentence, once nothing is missing; "" if there is nothing to report."""
+        """The proved encoders, as the end of a sentence, once none is missing; "" if there is nothing to report."""
         if self.unchecked:
             return f"; images are not checked: {self.unchecked}"
         if not self.encoders:

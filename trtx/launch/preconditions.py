@@ -1,4 +1,4 @@
-"""Preconditions for a restart: are etcd and NATS reachable, and are run directory and scratch directory usable?"""
+"""Preconditions of a restart: etcd and NATS are reachable, and run directory and scratch directory are usable."""
 
 from __future__ import annotations
 

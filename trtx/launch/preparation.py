@@ -1,4 +1,4 @@
-"""Turns a :class:`TopologySpec` into a :class:`Plan`, from the machine, the model, the configs and the free ports."""
+"""Turns a :class:`TopologySpec` into a :class:`Plan`, given the machine, the model, the configs and free ports."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from trtx.topology import BrokerPorts, Machine, Plan, Ports, check_router_args, 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What will be served, before its placement is known."""
+    """The engine, checkpoint and configs of a topology, before its workers are placed."""
 
     model: str  # the name with which it was found
     engine: str

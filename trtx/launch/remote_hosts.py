@@ -41,7 +41,7 @@ class RemoteWorkers:
         self._components = {one.component for one in there.values()}
 
     @property
-    def lack(self) -> str:
+    def missing(self) -> str:
         """A message such as ``1 of 3 workers are registered``; empty if no worker is missing."""
         registered, expected = self._own + self._others, self._expected_own + self._expected_others
         return f"{registered} of {expected} workers are registered" if registered < expected else ""
@@ -64,4 +64,4 @@ class RemoteWorkers:
             if missing
             else "the remaining workers continue to serve"
         )
-        return f"workers of {whose} are gone: {self.lack}; {follows}"
+        return f"workers of {whose} are gone: {self.missing}; {follows}"

@@ -184,7 +184,7 @@ def serve(
 
 
 def take_place(share: Plan) -> None:
-    """Makes the checks of :func:`serve` on this machine before the plan is published, and holds the share's ports.
+    """Checks this machine as :func:`serve` does, before the plan is published, and holds the share's ports.
 
     Raises UsageError if a port is taken, or if a share of that name runs here.
     """

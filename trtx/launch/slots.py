@@ -100,9 +100,9 @@ class Slot:
         return f"it is stopped (by SIGSTOP or a debugger), for {stopped_s:.0f} s" if stopped_s > at_most_s else None
 
     def look_at_draining(self, now: float) -> str | None:
-        """Why the worker must be killed, which is draining without trtx's request or because its engine died; or None.
+        """Why a worker that drains without trtx's request, or because its engine died, must be killed; or None.
 
-        Such a worker ends by itself after its open requests, unless that takes longer than ``_DRAINS_AT_MOST_S``.
+        Such a worker ends by itself after its open requests. It is killed after ``_DRAINS_AT_MOST_S``.
         """
         if self.draining_since is None:
             self.state, self.draining_since = "draining", now

@@ -5,8 +5,8 @@ and its engine's processes by recorded pid), the exit and the end of the log are
 back-off. Before the topology has been ready for the first time, a death ends the launch instead: nothing is being
 served yet, and a retry would hide the cause.
 
-A process that is alive but serves no requests is killed and then handled like any other death. This is a worker whose
-records have vanished (it never registers again), or a frontend that does not answer or does not see the registered
+A process that is alive but can't serve requests is killed, and then handled like any other death: a worker whose
+records have vanished (it never registers again), and a frontend that does not answer or does not count the registered
 workers. Every reported cause was checked, and "whole again" is reported only after a real request succeeded.
 """
 
@@ -124,7 +124,7 @@ class Supervisor:
     @property
     def missing_workers(self) -> str:
         """What is missing on other hosts, such as ``1 of 3 workers are registered``; "" if nothing."""
-        return self._remote.lack
+        return self._remote.missing
 
     @property
     def frontend_error(self) -> str:
@@ -358,7 +358,7 @@ class Supervisor:
         if not self._has_been_ready:
             return
         states = self._frontends.judge(
-            self.slots, now, lacks=bool(self._remote.lack), is_known=is_known, wants_proof=self._is_degraded
+            self.slots, now, lacks=bool(self._remote.missing), is_known=is_known, wants_proof=self._is_degraded
         )
         for slot, judged in states:
             if judged.is_now == "useless" and slot is not None and slot.child is not None:

@@ -1,6 +1,4 @@
-"""What the reports of ``trtx eval``, ``eval fidelity`` and ``eval parity`` have in common: their files, and in each of
-them the notes, tables and verdict.
-"""
+"""The common part of the reports of ``trtx eval``, ``eval fidelity`` and ``eval parity``, with their files."""
 
 from __future__ import annotations
 

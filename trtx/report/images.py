@@ -18,9 +18,9 @@ STAGES = {
 HEADINGS = ("cell", "role", "images", "cache hits %", *(f"{name}, ms" for name in STAGES))
 MEANING = (
     "Mean times, including waiting, from the workers' own counters. They start at about the first measured request of "
-    "each trial. Fetch is the time for all images of a request; the other stages are per image. A cache hit: an image "
-    "whose embedding the worker had, or was making for another request. At an encode worker: the whole call, with "
-    "preprocessing, encoding and the transfer in both directions."
+    "each trial. Fetch is the time for all images of a request; the other stages are per image. A cache hit is an "
+    "image whose embedding the worker had, or was computing for another request. The time at an encode worker is that "
+    "of the whole call, with preprocessing, encoding and the transfer in both directions."
 )
 
 

@@ -182,9 +182,9 @@ class ParityView(EvalReport):
         notes += [f"{one}: it was not compared" for one in self.asked.topologies[1:] if one not in compared]
         notes += [f"{one.name}: {one.route.others.sentence}" for one in self.lines if one.route.others]
         lacking = [label for label, one in self.servers.items() if not one.gives_prompt_logprobs]
-        notes += [f"{one}: it gives no log-probabilities of prompts, so none were compared" for one in lacking]
+        notes += [f"{one}: it returns no log-probabilities of prompts, so none were compared" for one in lacking]
         unsalted = [label for label, one in self.servers.items() if not one.takes_nvext]
-        notes += [f"{one}: it takes no salt for its cache, so a pass may find KV of the one before" for one in unsalted]
+        notes += [f"{one}: it ignores the cache salt, so a pass may reuse KV of the pass before" for one in unsalted]
         return tuple(notes)
 
     def _fault_text(self, fault: str) -> str:

@@ -26,7 +26,7 @@ _ROWS = {
 
 @dataclass(frozen=True, slots=True)
 class StructuredTable:
-    """One task with JSON schemas on one topology. A dash is a share that is not known, or an arm that was not asked."""
+    """One task with JSON schemas on one topology. A dash: the share is unknown, or its requests were not sent."""
 
     topology: str
     task: str

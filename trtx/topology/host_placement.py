@@ -41,7 +41,7 @@ def place_on_hosts(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> list
 
 
 def _by_roles(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> dict[str, str]:
-    """Worker name -> host, by the hosts' stated roles."""
+    """Worker name -> host, by the roles in the hosts file."""
     dealt: dict[str, str] = {}
     for role in {worker.role: None for worker in workers}:
         seats = [host.name for host in hosts for _ in range((host.roles or {}).get(role, 0))]

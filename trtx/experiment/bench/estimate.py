@@ -17,7 +17,7 @@ from trtx.topology import Plan
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One load on one topology. Trials with equal ``Work`` are assumed to take the same time per request."""
+    """The conditions of a trial's duration: trials with equal ``Work`` are assumed to take equal times per request."""
 
     served: str  # engine and model, or the address of an attached deployment
     topology: str  # label

@@ -144,8 +144,8 @@ def _refuse_unencoded(document: dict[str, Any], path: Path | None) -> None:
     ]
     if keys:
         raise UsageError(
-            f"{_source(path)}{keys[0]} is for encode workers, and topology.encode counts none; leave it out, or say "
-            "encode: 1"
+            f"{_source(path)}{keys[0]} is for encode workers, but the topology has none; leave it out, or set "
+            "topology.encode to 1"
         )
 
 
@@ -182,7 +182,7 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
 
 
 def _places() -> dict[str, list[str]]:
-    """Of each name of a field, its paths in a sweep file."""
+    """Returns the paths of each field name in a sweep file."""
     sections: dict[str, type[BaseModel]] = {
         "": ExperimentSpec,
         "topology.": TopologySpec,
