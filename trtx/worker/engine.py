@@ -343,7 +343,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if not self._knows_stats:
             self._knows_stats = True
             if absent := absent_fields(row):
-                logger.info("this engine's iteration stats lack %s; their metrics stay away", ", ".join(absent))
+                logger.info("this engine's iteration stats lack %s; their metrics are missing", ", ".join(absent))
         self._metrics.saw_iteration(row)
         self._rows.append(row)
         if self._forward_passes is not None:

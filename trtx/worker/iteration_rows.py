@@ -1,4 +1,4 @@
-"""Values of the engine's iteration stats, whose rows have TensorRT-LLM's keys, as samples of metric families."""
+"""Converts the engine's iteration stats, which have TensorRT-LLM's keys, to samples of metric families."""
 
 from __future__ import annotations
 

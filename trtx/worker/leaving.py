@@ -1,4 +1,4 @@
-"""How a worker stops, after a stop signal or its engine's death, and what it waits for before it ends."""
+"""Stops a worker after a stop signal or its engine's death, and waits until other processes no longer need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all requests of one worker share."""
+"""The objects that all requests of one worker share."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ class WorkerParts:
     sleeping: Sleeping
     media_loader: MediaLoader | PromptMediaLoader | None = None  # None for a worker that takes no images
     encoder: HandleEncoder | EmbeddingEncoder | None = None  # set for role encode only
-    ended: StageLog | None = None  # takes a row of each ended request; None: there is no status file to put it beside
+    ended: StageLog | None = None  # takes a row of each ended request; None: there is no status file
     spans: SpanExport | None = None  # None: no collector takes them

@@ -1,7 +1,7 @@
-"""A worker's metrics under the names of TensorRT-LLM's own, for every engine, so that its dashboards work here.
+"""A worker's metrics under the names of TensorRT-LLM's own, for every engine, so that its dashboards work with trtx.
 
-TensorRT-LLM's collector reads the same iteration stats and request times. It isn't used, because it knows its own
-engine only and its families change with each version; ``served_families.trtllm_families`` has the record of each.
+TensorRT-LLM's own collector isn't used: it needs TensorRT-LLM's engine, and its families change with each version.
+``served_families.trtllm_families`` has the record of each family.
 """
 
 from __future__ import annotations

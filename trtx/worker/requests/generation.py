@@ -61,7 +61,7 @@ class Generation:
             raise
 
     def _submit(self) -> None:
-        # before the call, in which the engine may already begin: its queue would count twice what the call takes
+        # Recorded before the call, because the engine may begin within it; otherwise that time would count twice.
         self._stages.submitted(len(self._submission.request.token_ids))
         self._opened = submit(self._submission, self._parts.loaded)
         self._steps = EngineSteps(self._opened.result)
