@@ -255,13 +255,15 @@ class _Measured:
         before = None if self._restarts is None else len(self._restarts())
         self.exit_code = None
         watch = Watch(self._read_server)
-        if self._take_rows is not None:
-            self._take_rows()  # of requests before this trial
+        take_rows = self._take_rows or (lambda: ())
+        take_rows()  # rows of requests before this trial
+        rows: list[str] = []
         try:
             with watch, Aiperf(self.host, argv, self.files.console) as aiperf:
                 while (code := aiperf.poll(POLL_S)) is None:
                     if (self.files.directory / RECORDS_FILE).exists():
                         on_progress(self._progress("running"))
+                    rows += take_rows()
                     self._check_moves()
                     still_serving()
                 self.exit_code = code
@@ -270,7 +272,8 @@ class _Measured:
             try:
                 if watch.readings and self.files.directory.is_dir():
                     write_readings(self.files.directory, watch.readings)
-                if self._take_rows is not None and (rows := self._take_rows()) and self.files.directory.is_dir():
+                rows += take_rows()
+                if rows and self.files.directory.is_dir():
                     write_rows(self.files.directory, rows)
             finally:
                 self.journal.note(
