@@ -107,7 +107,6 @@ class HandoffProofs:
         """
         self.pairs = pairs_of(plan)
         self.unknown = ""
-        self.moved_bytes = 0
         self._plan = plan
         self._url = url or plan.url
         self._workers = {worker.name: worker for worker in plan.workers}
@@ -130,7 +129,7 @@ class HandoffProofs:
         """The proved pairs, as the end of a sentence; "" if there is nothing to prove, or not everything is proved."""
         if self.unknown:
             return f"; handoffs are not checked: {self.unknown}"
-        if not self.pairs or self._proved.keys() < set(self.pairs):
+        if not self.pairs or not self._proved.keys() >= set(self.pairs):
             return ""
         pairs = "its pair of workers" if len(self.pairs) == 1 else f"each of {len(self.pairs)} pairs of workers"
         return f", and KV in {pairs}"
@@ -190,7 +189,6 @@ class HandoffProofs:
         if facts.outcome == "read":
             with self._lock:
                 self._proved[seen] = _lives(seen, ids)
-                self.moved_bytes += facts.bytes
             return seen, None
         if facts.outcome == "whole":
             return pair, f"{self._label(facts.decode)} received a request that no prefill worker had processed"

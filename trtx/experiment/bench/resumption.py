@@ -131,9 +131,9 @@ def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[ScheduledStart, .
 def changed_files(recorded: Recorded[ExperimentSpec]) -> tuple[str, ...]:
     """Why completed trials are measured again: one sentence for each changed file."""
     return tuple(
-        provenance
+        sentence
         for label in recorded.spec.labels
-        for provenance in changed_in(recorded.run_dir, recorded.target(label), recorded.spec.load)
+        for sentence in changed_in(recorded.run_dir, recorded.target(label), recorded.spec.load)
     )
 
 
