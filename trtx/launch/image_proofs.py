@@ -113,8 +113,10 @@ class ImageProofs:
     def _headers(self, target: ProcessSpec) -> dict[str, str]:
         """The routing header for ``target``; empty for an encode worker, to which no router sends requests."""
         header = {"agg": TO_WORKER, "prefill": TO_PREFILL}.get(target.role)
-        worker_id = ask_worker_ids(self._url, self._plan.model).get(target.name) if header else None
-        return {header: str(worker_id)} if header and worker_id is not None else {}
+        if header is None:
+            return {}
+        worker_id = ask_worker_ids(self._url, self._plan.model, self._plan.certificate).get(target.name)
+        return {} if worker_id is None else {header: str(worker_id)}
 
     def _has_encoded(self, worker: ProcessSpec) -> bool:
         """Whether the worker's metrics show an encoded image; False also if they can't be read.
