@@ -1,6 +1,7 @@
 """The HTTP proxy in a frontend's process: listens on the public port, and forwards requests to Dynamo's on loopback.
 
-It passes answers on unchanged, except tool calls that were cut (``tool_answers``) and the 503 of a model that sleeps.
+It passes answers on unchanged, except tool calls that were cut (``tool_answers``), the events of ``bypass_events`` and
+the 503 of a model that sleeps.
 
 Dynamo 1.6.1 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
 prompts as token ids. So the proxy parses each request and makes its prompt in a thread pool. Remove it once Dynamo
@@ -59,17 +60,19 @@ class HttpProxy:
         overload_status: int = _OVERLOADED,
         namespace: str = "",
         why_unavailable: Callable[[], str | None] = lambda: None,
+        drops_bypass_events: bool = False,
     ) -> None:
         """Rewrites POSTs to ``paths`` and refuses bodies of more than ``body_limit`` bytes.
 
         ``bounds``: limits of the queue and of a request's duration; ``overload_status``: the HTTP status of a request
         beyond the queue's. The launcher of ``namespace`` is exempt. ``why_unavailable``: returns the text that replaces
-        that of Dynamo's 503, or None. ``read_calls``: None if Dynamo has no parser of tool calls, so that all answers
-        are copied.
+        that of Dynamo's 503, or None. ``drops_bypass_events``: whether the router may leave prompts to decode workers,
+        and so adds events to their streams. ``read_calls``: None if Dynamo has no parser of tool calls, so that all
+        answers are copied.
         """
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
         self._read_calls, self._read_slots = read_calls, read_slots
-        self.why_unavailable = why_unavailable
+        self.why_unavailable, self._drops_bypass_events = why_unavailable, drops_bypass_events
         self.admission, self.overload_status = AdmissionQueue(bounds or Bounds()), overload_status
         self.launcher = (LAUNCHER_HEADER, namespace.encode())
         self.paths, self.body_limit = paths, body_limit
@@ -122,7 +125,10 @@ class HttpProxy:
     async def inner(self, client: AnswerReader) -> DynamoConnection:
         """Opens a connection to Dynamo's port on loopback. Raises OSError."""
         loop = asyncio.get_running_loop()
-        opening = loop.create_connection(lambda: DynamoConnection(client), "127.0.0.1", self._inner_port)
+        drops = self._drops_bypass_events
+        opening = loop.create_connection(
+            lambda: DynamoConnection(client, drops_bypass_events=drops), "127.0.0.1", self._inner_port
+        )
         _, protocol = await asyncio.wait_for(opening, _CONNECT_SECONDS)
         return protocol
 

@@ -190,6 +190,8 @@ class HandoffProofs:
             with self._lock:
                 self._proved[seen] = _lives(seen, ids)
             return seen, None
+        if facts.outcome == "local":  # the ids were unknown, so the request named no prefill worker
+            return WorkerPair("", facts.decode), f"the router sent no request to {self._label(pair.prefill)}"
         if facts.outcome == "whole":
             return pair, f"{self._label(facts.decode)} received a request that no prefill worker had processed"
         because = facts.because or "no KV of a new prompt was read"
