@@ -12,14 +12,7 @@ from trtx.errors import UsageError
 from trtx.launch.encode_configs import with_embedding_dtype
 from trtx.launch.ports import HOLDER
 from trtx.launch.preparation import prepare, resolve
-from trtx.memory import processor
 from trtx.topology import Plan
-
-
-@pytest.fixture(autouse=True)
-def _computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processor has no bfloat16, whatever machine runs the tests, so ``auto`` is float32 on a CPU."""
-    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: False)
 
 
 def planned(run_dir: Path, *overrides: str, **more: Any) -> Plan:
