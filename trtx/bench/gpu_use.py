@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from trtx.bench.draft_counters import DraftCounts, of_records
+from trtx.bench.phases import Span, input_tokens_in, is_in_flight_within, output_tokens_in
 from trtx.bench.readings import EDGE_NS, GpuReading, ServerReading, drafts_over
 from trtx.bench.records import RequestRecord
-from trtx.bench.windows import Span, input_tokens_in, is_in_flight_within, output_tokens_in
 
 NO_GPU = "the topology uses no GPU"
 _UNREAD = "no GPU was read; trtx reads the GPUs of the topologies that it serves, through NVML"

@@ -1,4 +1,4 @@
-"""Takes out of a stream the event with which Dynamo's router marks a prompt that it left to a decode worker.
+"""Removes from a stream the event with which Dynamo's router marks a prompt that it left to a decode worker.
 
 Dynamo 1.6.1 begins each such stream with an event that has a name and no data. Clients that read JSON from every event,
 as OpenAI's do, fail at it. Remove this once the router sends the event only to those who ask for it.
@@ -18,10 +18,10 @@ class WithoutBypassEvents:
     """
 
     def __init__(self) -> None:
-        self._held = b""  # what may be the beginning of the chunk
+        self._held = b""  # bytes that may be the beginning of the chunk
 
     def feed(self, data: bytes) -> bytes:
-        """Takes the next bytes, and returns what of all bytes so far may be sent now."""
+        """Takes the next bytes of the answer. Returns those that may be sent now, which can include earlier ones."""
         data = (self._held + data).replace(CHUNK, b"")
         sizes = range(min(len(CHUNK) - 1, len(data)), 0, -1)
         passed = len(data) - next((size for size in sizes if CHUNK.startswith(data[-size:])), 0)
@@ -29,6 +29,6 @@ class WithoutBypassEvents:
         return data[:passed]
 
     def end(self) -> bytes:
-        """Returns what is left at the end of the answer."""
+        """Returns the bytes that are still held at the end of the answer."""
         held, self._held = self._held, b""
         return held

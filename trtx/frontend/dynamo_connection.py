@@ -1,4 +1,4 @@
-"""Dynamo's side of a client's connection."""
+"""The connection to Dynamo that belongs to one client's connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNAVAILABLE = b"HTTP/1.1 503 "
 
 
 class AnswerReader(Protocol):
-    """The protocol of the client's connection, as far as the connection to Dynamo uses it."""
+    """The part of the client's connection that the connection to Dynamo uses."""
 
     transport: asyncio.Transport
 
@@ -27,7 +27,7 @@ class AnswerReader(Protocol):
 class DynamoConnection(asyncio.Protocol):
     """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains a 503.
 
-    ``drops_bypass_events``: without the router's events of prompts that it left to a decode worker.
+    ``drops_bypass_events``: whether the copies lack the events of ``bypass_events``.
     """
 
     transport: asyncio.Transport
@@ -37,10 +37,10 @@ class DynamoConnection(asyncio.Protocol):
         self._copied = WithoutBypassEvents() if drops_bypass_events else None
         self._framing: AnswerFraming | None = None
         self._answer: ToolAnswer | None = None
-        self._replaced: AnswerFraming | None = None  # an answer that the client gets in trtx's words
+        self._replaced: AnswerFraming | None = None  # an answer whose text trtx replaces
         self._sentence = ""
         self._has_sent = False  # the client has got a part of the answer
-        self._is_left = False  # the client no longer wants what comes
+        self._is_left = False  # the request was ended early, and further bytes are dropped
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's

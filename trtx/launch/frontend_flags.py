@@ -24,7 +24,7 @@ class _Refused(Exception):
 def check_flags(words: Sequence[str], router_mode: str, own: Sequence[str] = ()) -> None:
     """Raises UsageError for ``--router-args`` with which dynamo.frontend would exit at its start.
 
-    ``own``: flags beside them that trtx sets.
+    ``own``: the flags that trtx adds to them.
 
     If there are any, this imports Dynamo's parser, which takes half a second. It repeats the three steps of
     ``parse_args`` in the ``main`` of dynamo.frontend 1.6.1, which can't be imported itself because it would set up the

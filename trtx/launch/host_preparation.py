@@ -218,8 +218,8 @@ def host_here(hosts: Sequence[PlannedHost], named: str | None) -> str:
         if len(here) == 1:
             return here[0].name
         addresses = ", ".join(f"{host.address} ({host.name})" for host in (here or hosts))
-        told = "several of the hosts' addresses" if here else "none of the hosts' addresses"
-        raise UsageError(f"this machine has {told}: {addresses}; correct the hosts file, or use --this-host NAME")
+        match = "several of the hosts' addresses" if here else "none of the hosts' addresses"
+        raise UsageError(f"this machine has {match}: {addresses}; correct the hosts file, or use --this-host NAME")
     found = host_named(hosts, named)
     if found not in here:
         raise UsageError(

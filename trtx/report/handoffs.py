@@ -31,8 +31,8 @@ HANDOFF_MEANING = (
 
 def handoff_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
     """One row of text per cell of a topology with decode workers; empty for runs without any."""
-    told = [(row.name, row.cell.handoffs) for row in view.rows if row.cell]
-    return tuple((name, *_cells(pairs)) for name, pairs in told if pairs)
+    cells = [(row.name, row.cell.handoffs) for row in view.rows if row.cell]
+    return tuple((name, *_cells(pairs)) for name, pairs in cells if pairs)
 
 
 def _cells(by_decode: HandoffsByPair) -> tuple[str, ...]:

@@ -172,9 +172,9 @@ def local_environment(scratch_dir: Path, brokers: Sequence[BrokerPorts]) -> dict
 
 
 def remote_environment(etcd: EtcdService, nats: NatsService, address: str, request_port: int) -> dict[str, str]:
-    """The same for one process of a topology over hosts, without secrets, which are added at its start.
+    """The same for one process of a topology over hosts. Secrets are added when the process starts.
 
-    ``request_port``: a worker's for requests, a frontend's for those of other frontends' KV routers.
+    ``request_port``: the port on which a worker receives requests, and a frontend those of other frontends' KV routers.
     """
     return {
         "DYN_DISCOVERY_BACKEND": "etcd",
@@ -202,10 +202,10 @@ def frontend_environment(media: MediaLimits) -> dict[str, str]:
 def tracing_environment(endpoint: str | None, name: str, log: str) -> dict[str, str]:
     """Environment of a process that sends traces to the collector at ``endpoint``; empty without one.
 
-    Dynamo 1.6.1 exports its spans and, under other variables, its logs. Where a collector does not answer, its SDK
-    logs an error every second; the launcher and the workers say it once instead. Its module ``logging`` makes the span
-    of a call to an encode worker at level info; without the span, the call begins a trace of its own. ``log``: DYN_LOG
-    of the process.
+    Dynamo 1.6.1 exports its spans and, under other variables, its logs. If the collector does not answer, its SDK logs
+    an error every second; this is switched off, because the launcher and the workers warn once. Dynamo's module
+    ``logging`` creates the span of a call to an encode worker at level info, so that level is switched on: without the
+    span, the call would begin a trace of its own. ``log``: DYN_LOG of the process.
     """
     if endpoint is None:
         return {}
@@ -307,7 +307,7 @@ def frontend_command(
 
 
 def conditional_flags(spec: TopologySpec) -> list[str]:
-    """Flags of dynamo.frontend with which decode workers may prefill prompts themselves; none without a policy."""
+    """Flags of dynamo.frontend for ``spec.conditional_disagg``; empty without a policy and in mode agg."""
     if spec.conditional_disagg is None or spec.mode == "agg":
         return []
     settings = json.dumps(dict(router_settings(spec.conditional_disagg)))

@@ -1,4 +1,4 @@
-"""What decode workers need to prefill prompts themselves by a policy of the router (``--conditional-disagg``)."""
+"""Checks of ``--conditional-disagg``, with which the router leaves some prompts to decode workers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 from trtx.config import Role, TopologySpec
 from trtx.config.conditional_disagg import reads_cache
 from trtx.config.wording import quoted
+from trtx.engine import MODEL_ENGINES
 from trtx.errors import UsageError
-
-_HAND_OVER = ("torch", "tensorrt-llm")
 
 
 def check_conditional_disagg(spec: TopologySpec, engine: str, values: Mapping[Role, Mapping[str, Any]]) -> None:
-    """Raises UsageError for a policy that could never take effect. ``values``: the engine configs.
+    """Raises UsageError for a policy that could never take effect. ``values``: the engine config of each role.
 
-    In mode agg, which a sweep may have beside disagg, there is nothing to decide.
+    Accepts every policy in mode agg, because a sweep can have both modes.
     """
     policy = spec.conditional_disagg
     if policy is None or spec.mode == "agg":
         return
     option = f"--conditional-disagg {quoted(policy)}"
-    if engine not in _HAND_OVER:
+    if engine not in MODEL_ENGINES:
         raise UsageError(
             f"{option} has no effect with --engine {engine}, which computes no prompts; use --engine torch, or leave "
             "it out"

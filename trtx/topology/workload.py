@@ -22,7 +22,6 @@ from trtx.topology.local_prefill import check_conditional_disagg
 from trtx.topology.plan import ProcessSpec, ServerTls, config_path, template_path
 from trtx.topology.ranked_handoff import check_same_sums
 
-ENGINES_WITHOUT_GPU = ("simulated", "paced")
 _NO_ENCODER = {  # engine -> why it supports no encode workers
     "simulated": "which computes nothing and sees no image; use --engine torch, or leave it out",
     "paced": "which computes nothing and sees no image; use --engine torch, or leave it out",

@@ -95,7 +95,7 @@ class RequestClock:
     def tokens(self, count: int) -> None:
         """Records a chunk of ``count`` tokens.
 
-        The gap before it is split evenly, as each token took one engine step, or several came from one step's draft.
+        The time since the last chunk is divided evenly among its tokens.
         """
         if not count:
             return

@@ -23,7 +23,7 @@ class TransferCounts:
 
     def __init__(self) -> None:
         self.pairs: dict[str, PairCounts] = {}  # by the prefill worker's name; "" if it did not give one
-        self.whole = 0  # requests that a decode worker served from their prompt, for lack of a handoff
+        self.whole = 0  # requests without a handoff, though a prefill worker should have had them
         self.local = 0  # prompts that the router left to this decode worker
         self.because = ""  # why the last prompt was recomputed, and which prefill worker had computed it
         self.recomputed_from = ""

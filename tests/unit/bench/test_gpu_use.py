@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from trtx.bench import gpu_metrics
 from trtx.bench.figures import Figures
 from trtx.bench.gpu_use import GpuPart, PricedGpus, energy_in, gpu_use, reasons_over, represented
+from trtx.bench.phases import Span, input_tokens_in
 from trtx.bench.readings import EDGE_NS, ForeignProcess, GpuReading, ServerReading
 from trtx.bench.records import RequestRecord
-from trtx.bench.windows import Span, input_tokens_in
 
 SECOND = 10**9
 SPAN = Span(10 * SECOND, 20 * SECOND)

@@ -439,11 +439,11 @@ def test_what_workers_count_of_pictures_is_read_by_role_and_nothing_of_those_tha
     assert second.ended_requests is not None and set(second.ended_requests) == {"prefill", "decode"}
     assert list(first.pictures) == ["prefill"]
     counts = first.pictures["prefill"]["prefill-0"]
-    assert (counts.asked, counts.hit_rate) == (6, pytest.approx(100 * 4 / 6))
+    assert (counts.looked_up, counts.hit_rate) == (6, pytest.approx(100 * 4 / 6))
     assert (counts.ms("encode"), counts.ms("remote"), counts.ms("fetch")) == (250, None, None)
     found = grown(first.pictures, second.pictures)
     assert found is not None
-    assert (found["prefill"].asked, found["prefill"].hit_rate, found["prefill"].ms("encode")) == (6, 100, None)
+    assert (found["prefill"].looked_up, found["prefill"].hit_rate, found["prefill"].ms("encode")) == (6, 100, None)
     assert grown(second.pictures, first.pictures) is None, "a worker that was started again counts anew"
     assert over_trials([found, found]) == {"prefill": found["prefill"] + found["prefill"]}
     assert over_trials([found, None]) is None and over_trials([]) is None

@@ -55,8 +55,11 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("topology: {mode: disagg}", ["topology.mode", "modes"]),
         ("modes: [agg]\ntopology: {prefill: 2}", ["topology.prefill", "mode disagg"]),
         ("topology: {decode: 2}", ["topology.decode", "mode disagg", "agg"]),
-        ("topology: {engine_configs: {encode: e.yaml}}", ["engine_configs.encode", "encode workers", "encode: 1"]),
-        ("topology: {overrides: [encode.a=1]}", ["'encode.a=1'", "encode workers", "encode: 1"]),
+        (
+            "topology: {engine_configs: {encode: e.yaml}}",
+            ["engine_configs.encode", "encode workers", "set topology.encode to 1"],
+        ),
+        ("topology: {overrides: [encode.a=1]}", ["'encode.a=1'", "encode workers", "set topology.encode to 1"]),
         ("modes: [disagg]\ntopology: {workers: 2}", ["topology.workers", "mode agg"]),
         ("topology: {overrides: [prefill.a=1]}", ["'prefill.a=1'", "mode disagg"]),
         ("topology: {engine_configs: {decode: d.yaml}}", ["engine_configs.decode", "mode disagg"]),

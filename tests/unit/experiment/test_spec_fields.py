@@ -29,7 +29,7 @@ from trtx.config.option_field import DEFAULT, field_records, record_of, value_be
 from trtx.config.strict_yaml import parse_yaml
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
-from trtx.experiment.bench.sweep_file import _OF_ONE_MODE
+from trtx.experiment.bench.axes import OWN_MODE
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.directory import PROVENANCE, create, read_lock, spec_of, write_lock
 from trtx.experiment.gate_spec import GateSpec
@@ -497,7 +497,7 @@ def test_a_field_of_a_topology_changes_its_plan_or_is_refused(field: str, tmp_pa
     )
 
 
-@pytest.mark.parametrize(("field", "mode"), _OF_ONE_MODE.items())
+@pytest.mark.parametrize(("field", "mode"), OWN_MODE.items())
 def test_a_field_of_a_mode_that_is_not_swept_is_refused(field: str, mode: str, tmp_path: Path) -> None:
     other = "disagg" if mode == "agg" else "agg"
     with pytest.raises(UsageError, match=f"topology.{field} belongs to mode {mode}"):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtx.frontend.bypass_events import CHUNK, EVENT, WithoutBypassEvents
-from trtx.frontend.door import Door
+from trtx.frontend.http_proxy import HttpProxy
 from trtx.frontend.tool_answers import ToolAnswer
 
 OTHER = b'data: {"choices":[{"delta":{"content":"event: x-bypass-remote-prefill\\n: true\\n\\n"}}]}\n\n'
@@ -64,14 +64,14 @@ class Dynamo(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[int]:
+def proxy() -> Iterator[int]:
     inner = ThreadingHTTPServer(("127.0.0.1", 0), Dynamo)
     inner.daemon_threads = True
     threading.Thread(target=inner.serve_forever, daemon=True).start()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    Door(("127.0.0.1", port), inner.server_address[1], None, body_limit=1000, drops_bypass_events=True).start()
+    HttpProxy(("127.0.0.1", port), inner.server_address[1], None, body_limit=1000, drops_bypass_events=True).start()
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         with socket.socket() as probe:
@@ -84,8 +84,8 @@ def door() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("size", [1, 7, 45, 10_000])
-def test_a_client_gets_the_stream_without_it_and_the_next_answers_whole(door: int, size: int) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", door, timeout=10)
+def test_a_client_gets_the_stream_without_it_and_the_next_answers_whole(proxy: int, size: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", proxy, timeout=10)
     for _ in range(2):
         connection.request("POST", "/v1/completions", str(size))
         assert connection.getresponse().read() == b"data: {}\n\n" + OTHER + b"data: [DONE]\n\n"

@@ -39,7 +39,7 @@ def main(entry: str, names: list[str]) -> int:
     os.dup2(2, 1)
     module, _, function = entry.partition(":")
     absent = [name.removeprefix("-") for name in names if name.startswith("-")]
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: as if it was not installed
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: as if it were not installed
     gc.disable()  # modules stay: scanning them took a seventh of the imports' time
     for name in (module, *(name for name in names if not name.startswith("-"))):
         importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Converts the LLM API's results, which are cumulative, to Dynamo's chunks, which hold the tokens since the last chunk.
+"""Converts the LLM API's cumulative results to Dynamo's chunks, which hold the tokens since the last chunk.
 
 A chunk costs 60 to 75 us in Python and the runtime, however many tokens it holds. The embedded engine merges all tokens
 generated since the last chunk, so no tokens queue up: a chunk holds one token at low load, and several when chunks take

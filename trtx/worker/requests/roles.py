@@ -50,7 +50,7 @@ def plan(
         return Submission(_one_token(request), params, hands_off=True)
     answer = handed_over(role, request, wire)
     if answer is None:
-        # The router left it to this worker, or it migrated from a dead one: its KV is lost, its prompt is not.
+        # The router left the prompt to this worker, or the request migrated from a dead worker, whose KV is lost.
         return replace(whole, is_local=_BYPASS in (wire.get("annotations") or ()))
     params = handoff.from_json(answer, api.DisaggregatedParams, api.Logprob)
     cached = ((wire.get("prefill_result") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")

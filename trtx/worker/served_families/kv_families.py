@@ -29,7 +29,7 @@ KV_BLOCKS_USED = _family(
     "gauge",
     "trtx_kv_blocks_used",
     "blocks",
-    "KV blocks that requests and leases hold; in tier host, blocks that have a content.",
+    "KV blocks that requests and leases hold; in tier host, blocks that are not empty.",
     "tier",
     by=TEXT_ROLES,
     when="if the engine has a KV pool",
