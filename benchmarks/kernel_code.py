@@ -1,8 +1,10 @@
 """Compiles the Triton kernels of some models for sm_90, without a GPU, and prints what the compiler made of each.
 
-    python benchmarks/kernel_code.py > before.txt
-    python benchmarks/kernel_code.py > after.txt       # with the change
-    diff before.txt after.txt                          # no difference: a GPU runs the same code
+    python benchmarks/kernel_code.py                       # of all three models
+    python benchmarks/kernel_code.py --models qwen3-8b
+
+Keep the output from before a change and compare it with the one after it, with ``diff``: without a difference, a GPU
+runs the same code.
 
 A line is one variant of a kernel: a kernel compiled for some types, alignments and constants. It has the registers of a
 thread, its bytes of local memory ("stack", where spilled registers go), a program's bytes of shared memory, a hash of
