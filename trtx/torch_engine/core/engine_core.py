@@ -22,7 +22,8 @@ from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, LogitsProcessors, load_processors
 from trtx.torch_engine.core.matcher import GrammarProblem
 from trtx.torch_engine.core.open_sequences import OpenSequences
-from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
+from trtx.torch_engine.core.scheduled_step import Step
+from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.drafted import Drafted
 from trtx.torch_engine.core.speculation.speculation import Speculation

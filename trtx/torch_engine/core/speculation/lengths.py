@@ -16,6 +16,7 @@ _BOUND_BY_READING = 256  # tokens: a pass of fewer takes about as long as readin
 _REFRESH = 256  # steps with drafts after which one goes without, to measure it anew
 _FIRST_TRY, _LAST_TRY = 8, 512  # steps without drafts after which one is tried in spite of the estimate
 _TRIED_SHARE = 8  # a try drafts about one token for so many sequences
+_SPENT_ON_TRIES = 0.01  # of all time: a slow try is not repeated before so many steps that it is this share of them
 _PRIOR_RATE, _PRIOR_WEIGHT = 0.6, 8.0
 _KEPT = 0.98  # decay of the counts of a strength with each draft
 _STRONGEST = 8
@@ -122,7 +123,7 @@ class DraftLengths:
         self._times.add(batch, drafted, seconds)
         self._since_plain = self._since_plain + 1 if drafted else 0
         if drafted:
-            self._drafted()
+            self._drafted(self._steps_lost(batch, seconds))
         else:
             self._since_draft += 1
 
@@ -130,11 +131,22 @@ class DraftLengths:
         """Learns that ``drafts`` had no token that a step could verify, such as one that a grammar allows."""
         for draft in drafts:
             self._rate(draft).add(1, 0)
-        self._drafted()
+        self._drafted(0.0)
 
-    def _drafted(self) -> None:
+    def _steps_lost(self, batch: int, seconds: float) -> float:
+        """Estimates the steps without drafts that fit in the time which a step with drafts cost on top of one.
+
+        On a device that computes beside the host, neither this step nor the next one overlaps with the one before it.
+        """
+        plain = self._times.expected(batch, 0)
+        return 0.0 if plain is None else 2 * max(0.0, seconds / plain - 1)
+
+    def _drafted(self, steps_lost: float) -> None:
         self._since_draft = 0
-        self._next_try = min(2 * self._next_try, _LAST_TRY) if self._is_try else _FIRST_TRY
+        if self._is_try:
+            self._next_try = min(max(2 * self._next_try, round(steps_lost / _SPENT_ON_TRIES)), _LAST_TRY)
+        else:
+            self._next_try = _FIRST_TRY
 
     def _rate(self, draft: Draft) -> AcceptanceRate:
         return self._rates.setdefault(min(draft.strength, _STRONGEST), AcceptanceRate())
