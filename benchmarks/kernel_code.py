@@ -18,7 +18,7 @@ kernels. Left out are draft models, vision towers, and ranks of ``--tp``.
 
 It needs the package triton, which torch for CPUs does not bring:
 ``pip install --no-deps --target DIR triton==3.6.0``, with DIR on ``PYTHONPATH``. Triton's own ptxas is used. Compiled
-kernels are kept in Triton's cache, so a second run takes seconds.
+kernels are kept in Triton's cache, so a second run compiles only what changed.
 """
 
 from __future__ import annotations
