@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtx.prompts.maker import PromptMaker
 
 WORKERS_ROUTE = "trtx.frontend.workers:routes"  # a name, because dynamo must be imported after the broker has started
+_CONDITIONAL_DISAGG = "--router-conditional-disagg"
 _DYNAMOS_BODY_LIMIT_MB = "45"
 _OVERLOADED = 529
 
@@ -110,6 +111,7 @@ def open_door(
             overload_status=_overload_status(),
             namespace=os.environ.get("DYN_NAMESPACE", ""),
             why_unavailable=(lambda: None) if sleeps_in is None else partial(why_unavailable, sleeps_in),
+            drops_bypass_events=_CONDITIONAL_DISAGG in flags,
         ).start()
     except OSError as error:
         raise UsageError(
@@ -177,7 +179,7 @@ def main(argv: list[str]) -> None:
         max_request_s=args.max_request_s,
         frontends=args.frontends,
     )
-    if differs or bounds.has_any or args.sleeps_in is not None:
+    if differs or bounds.has_any or args.sleeps_in is not None or _CONDITIONAL_DISAGG in rest:
         maker = _maker(args.prompts_of, template) if differs else None
         rest, port = open_door(
             maker, (host, port), rest, bounds, reads_calls=args.parser_of_calls is not None, sleeps_in=args.sleeps_in

@@ -1,6 +1,6 @@
-"""The HTTP port of a frontend with bounds, whose prompts transformers makes, or whose workers can sleep.
+"""The HTTP port of a frontend that bounds requests, makes prompts with transformers, or changes what Dynamo answers.
 
-It passes answers on unchanged, except the 503 of a model that sleeps.
+It passes answers on unchanged, except the 503 of a model that sleeps and the events of ``bypass_events``.
 
 Dynamo 1.6.1 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
 prompts as token ids. So the door, in the frontend's process, parses each request and makes its prompt in a thread pool.
@@ -59,17 +59,19 @@ class Door:
         overload_status: int = _OVERLOADED,
         namespace: str = "",
         why_unavailable: Callable[[], str | None] = lambda: None,
+        drops_bypass_events: bool = False,
     ) -> None:
         """POSTs to ``paths`` are rewritten. A body of more than ``body_limit`` bytes is refused.
 
         ``bounds``: how many requests wait and how long they take; ``overload_status`` answers those that may not.
         Requests of the launcher of ``namespace`` pass them.
         ``why_unavailable``: returns the text that a 503 of Dynamo gets, or None.
+        ``drops_bypass_events``: the router may leave prompts to decode workers, and marks their streams.
         ``read_calls``: None if Dynamo has no parser of tool calls, so that all answers are copied.
         """
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
         self._read_calls, self._read_slots = read_calls, read_slots
-        self.why_unavailable = why_unavailable
+        self.why_unavailable, self._drops_bypass_events = why_unavailable, drops_bypass_events
         self.admission, self.overload_status = AdmissionQueue(bounds or Bounds()), overload_status
         self.launcher = (LAUNCHER_HEADER, namespace.encode())
         self.paths, self.body_limit = paths, body_limit
@@ -122,7 +124,10 @@ class Door:
     async def inner(self, client: AnswerReader) -> DynamoConnection:
         """Opens a connection to Dynamo's own port. Raises OSError."""
         loop = asyncio.get_running_loop()
-        opening = loop.create_connection(lambda: DynamoConnection(client), "127.0.0.1", self._inner_port)
+        drops = self._drops_bypass_events
+        opening = loop.create_connection(
+            lambda: DynamoConnection(client, drops_bypass_events=drops), "127.0.0.1", self._inner_port
+        )
         _, protocol = await asyncio.wait_for(opening, _CONNECT_SECONDS)
         return protocol
 

@@ -7,6 +7,7 @@ import sys
 from typing import Protocol, cast
 
 from trtx.frontend.answer_framing import AnswerFraming
+from trtx.frontend.bypass_events import WithoutBypassEvents
 from trtx.frontend.refusals import refusal, stream_end
 from trtx.frontend.tool_answers import ToolAnswer
 
@@ -24,12 +25,16 @@ class AnswerReader(Protocol):
 
 
 class DynamoConnection(asyncio.Protocol):
-    """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains a 503."""
+    """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains a 503.
+
+    ``drops_bypass_events``: without the router's events of prompts that it left to a decode worker.
+    """
 
     transport: asyncio.Transport
 
-    def __init__(self, client: AnswerReader) -> None:
+    def __init__(self, client: AnswerReader, *, drops_bypass_events: bool = False) -> None:
         self._client = client
+        self._copied = WithoutBypassEvents() if drops_bypass_events else None
         self._framing: AnswerFraming | None = None
         self._answer: ToolAnswer | None = None
         self._replaced: AnswerFraming | None = None  # an answer that the client gets in trtx's words
@@ -75,8 +80,11 @@ class DynamoConnection(asyncio.Protocol):
             self._read(self._answer, data)
             return
         self._has_sent = True
-        self._client.transport.write(data)
-        if self._framing is not None and self._framing.feed(data):
+        ends = self._framing is not None and self._framing.feed(data)
+        self._client.transport.write(data if self._copied is None else self._copied.feed(data))
+        if ends:
+            if self._copied is not None:
+                self._client.transport.write(self._copied.end())
             self._framing = None
             self._client.next_request()
 

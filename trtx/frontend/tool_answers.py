@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 from trtx.frontend.answer_framing import AnswerFraming
+from trtx.frontend.bypass_events import EVENT
 from trtx.frontend.rewriting import CHAT
 
 _READ_BY_THE_PARSER = (None, "auto")
@@ -79,6 +80,8 @@ class ToolAnswer:
         *whole, rest = bytes(self._framing.body).split(b"\n\n")
         self._framing.body[:] = rest
         for text in whole:
+            if text + b"\n\n" == EVENT:
+                continue
             event = _without_cut_call(text)
             if self._is_streamed:
                 yield _chunk(event + b"\n\n")

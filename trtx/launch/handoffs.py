@@ -193,6 +193,8 @@ class HandoffProofs:
                 self._proved[seen] = _lives(seen, ids)
                 self.moved_bytes += facts.bytes
             return seen, None
+        if facts.outcome == "local":  # a busy prefill worker's policy, while the ids of the pair are unknown
+            return WorkerPair("", facts.decode), f"the router sent no request to {self._told(pair.prefill)}"
         if facts.outcome == "whole":
             return pair, f"{self._told(facts.decode)} received a request that no prefill worker had processed"
         because = facts.because or "no KV of a new prompt was read"

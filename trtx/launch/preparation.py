@@ -53,7 +53,16 @@ from trtx.launch.prompt_notes import with_prompt_note
 from trtx.launch.videos import video_warnings
 from trtx.launch.warm_up import check_warm_up
 from trtx.launch.weight_notes import with_weight_note
-from trtx.topology import BrokerPorts, Machine, Plan, Ports, check_router_args, check_size, plan
+from trtx.topology import (
+    BrokerPorts,
+    Machine,
+    Plan,
+    Ports,
+    check_router_args,
+    check_size,
+    conditional_flags,
+    plan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     """
     check_size(spec)
     check_router_args(spec.router_args)
-    check_flags(spec.router_args, spec.router_mode)
+    check_flags(spec.router_args, spec.router_mode, conditional_flags(spec))
     engine = spec.engine if machine is None else _engine(spec, has_gpu=has_gpu)
     on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
     model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
@@ -133,7 +142,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
         read_end_ids(checkpoint.path)
     check_media(spec, engine, checkpoint)
     chat = resolve_chat_format(spec, checkpoint.path, checkpoint.architecture)
-    family = config_family(checkpoint.architecture, on_gpu=on_gpu)
+    family = config_family(checkpoint.architecture, on_gpu=on_gpu, engine=engine)
     configs: dict[Role, ResolvedEngineConfig] = {
         role: load_engine_config(
             role,

@@ -187,6 +187,7 @@ class WorkerMetrics(Collector):
         totals = self.handoff()
         if self.transfers is not None:
             yield kv_families.WHOLE_REQUESTS.of(self.transfers.whole)
+            yield kv_families.LOCAL_PREFILLS.of(self.transfers.local)
             yield from _pair_families(self.transfers)
         if totals is None:
             if self.transfers is not None and self.transfers.is_known:

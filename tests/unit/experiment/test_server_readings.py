@@ -467,12 +467,12 @@ def test_handoffs_are_read_of_decode_workers_by_the_prefill_worker_that_they_cam
         assert read().handoffs is None, "a decode worker of another trtx does not say"
         servers[1].answers["/metrics"] = DECODE.format(read=7.0).encode()
         first = read().handoffs
-        servers[1].answers["/metrics"] = DECODE.format(read=9.0).encode()
+        servers[1].answers["/metrics"] = DECODE.format(read=9.0).encode() + b"trtx_local_prefills_total 4.0\n"
         last = read().handoffs
     counts = HandoffCounts(read=7, recomputed=3, bytes=2**20, seconds=0.25)
     assert first == {"decode-0": {NO_PREFILL: HandoffCounts(whole=2), "prefill-0": counts}}
     assert handoffs.grown(first, last) == {
-        "decode-0": {NO_PREFILL: HandoffCounts(), "prefill-0": HandoffCounts(read=2)}
+        "decode-0": {NO_PREFILL: HandoffCounts(local=4), "prefill-0": HandoffCounts(read=2)}
     }
     assert handoffs.grown({"decode-0": {}}, last) == last, "a pair is there from its first request on"
     assert handoffs.grown(last, first) is None, "it was started again"

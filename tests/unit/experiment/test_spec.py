@@ -199,8 +199,9 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
     ],
 )
 def test_every_shipped_sweep_can_be_planned(sweep: Path, tmp_path: Path) -> None:
-    # The paced engine has nothing to load, but takes no images and follows no grammar.
-    engine = "torch" if "image_batch_size" in sweep.read_text() or sweep.stem == "agents" else "paced"
+    # The paced engine has nothing to load, but takes no images, follows no grammar and computes no prompts.
+    computes = any(word in sweep.read_text() for word in ("image_batch_size", "conditional_disagg:"))
+    engine = "torch" if computes or sweep.stem == "agents" else "paced"
     arms = "arms:" in sweep.read_text()  # complete topologies, whose engine no option replaces
     spec = load_sweep(sweep, {} if arms else {"topology": {"engine": engine}})
     assert spec.name == sweep.stem

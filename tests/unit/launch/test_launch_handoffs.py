@@ -178,6 +178,18 @@ def test_a_request_that_no_prefill_worker_had_proves_nothing(frontend: Frontend)
     assert said is not None and "received a request that no prefill worker had processed" in said
 
 
+def test_a_prompt_that_the_router_left_to_a_decode_worker_is_no_proof_and_the_pair_is_asked_again(
+    frontend: Frontend,
+) -> None:
+    frontend.pins_decode, answers = True, iter(["local"])
+    frontend.answer = lambda prefill, decode: HandoffFacts(decode, next(answers, "read"), prefill, 1, 0.01)  # type: ignore[arg-type]
+    proofs = HandoffProofs(TWO_BY_TWO, frontend.url)
+    assert proofs.prove_missing(IDS, 5) is None and len(frontend.asked) == 5
+    frontend.answer = lambda prefill, decode: HandoffFacts(decode, "local")
+    said = HandoffProofs(TWO_BY_TWO, frontend.url).prove_missing(IDS, 5)
+    assert said == "the router sent no request from prefill-0 to decode-0"
+
+
 @pytest.mark.parametrize("outcome", ["unknown", None])
 def test_an_engine_that_does_not_say_leaves_it_open_and_is_told_of(frontend: Frontend, outcome: Any) -> None:
     frontend.answer = lambda prefill, decode: HandoffFacts(decode, outcome, prefill) if outcome else None

@@ -19,7 +19,8 @@ from trtx.errors import UsageError
 
 MAX_TOPOLOGIES = 1_000  # every topology is validated before cells are counted
 _SET = "overrides."  # prefix of an axis over an engine-config field
-_OWN_MODE = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # topology field → the only mode that has it
+_COUNTS = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # topology field → the only mode that has it
+_OWN_MODE = {**_COUNTS, "conditional_disagg": "disagg"}
 _ENCODERS = {"encode": "e", "encode_shared": "s"}  # topology field of either mode → its letter in a label
 _NO_AXIS = {
     "mode": "the modes are listed in modes",
@@ -183,7 +184,7 @@ def _parts(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Iterato
     if mode == "disagg" and chosen.keys() & {"prefill", "decode", *_ENCODERS}:
         yield f"{encoders}{chosen.get('prefill', base.prefill)}p{chosen.get('decode', base.decode)}d"
     for name, value in chosen.items():
-        if name in _OWN_MODE or name in _ENCODERS:
+        if name in _COUNTS or name in _ENCODERS:
             continue
         label = Path(value).stem if name == "recipe" else str(value)
         if not isinstance(value, str):

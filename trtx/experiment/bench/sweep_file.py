@@ -22,7 +22,9 @@ from trtx.experiment.bench.spec import Attach, ExperimentSpec
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec, in_keys
 
-_COUNTED = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # topology field -> the only mode that has it
+_OF_ONE_MODE = {  # topology field -> the only mode that has it
+    "workers": "agg", "prefill": "disagg", "decode": "disagg", "conditional_disagg": "disagg",
+}  # fmt: skip
 _ROLE_MODES = {"agg": "agg", "prefill": "disagg", "decode": "disagg"}
 _COUNTS_ENCODERS = ("encode", "encode_shared")
 _JOINED = ("overrides", "router_args")  # command-line values are appended to those of the file; the last one wins
@@ -113,7 +115,7 @@ def _refuse_unused(document: dict[str, Any], path: Path, *, narrowed: bool) -> N
     if narrowed or not isinstance(modes, list):
         return
     configs, sets = topology.get("engine_configs"), topology.get("overrides")
-    keys = [(f"topology.{name}", mode) for name, mode in _COUNTED.items() if name in topology]
+    keys = [(f"topology.{name}", mode) for name, mode in _OF_ONE_MODE.items() if name in topology]
     for role, mode in _ROLE_MODES.items():
         keys += [(f"topology.engine_configs.{role}", mode)] if isinstance(configs, dict) and role in configs else []
         keys += [

@@ -163,6 +163,8 @@ class Generation:
                     metrics.transfers.ended(transfer, submission.prefill)
                     if transfer is not None and metrics.trtllm is not None:
                         metrics.trtllm.transferred(transfer)
+            elif submission.is_local:
+                metrics.transfers.local += 1
             elif self._parts.options.role == "decode":
                 metrics.transfers.whole += 1
         return self._writer.finish_reason or "cancelled"
@@ -174,7 +176,7 @@ class Generation:
         return self._parts.loaded.engine.transfer(result.outputs[0])
 
     def _handoff_facts(self, result: Any) -> HandoffFacts:
-        facts = HandoffFacts(self._parts.options.name, "whole")
+        facts = HandoffFacts(self._parts.options.name, "local" if self._submission.is_local else "whole")
         if not self._submission.resumes:
             return facts
         came = self._transfer(result)

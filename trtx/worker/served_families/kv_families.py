@@ -83,7 +83,14 @@ WHOLE_REQUESTS = _family(
     "counter",
     "trtx_whole_requests_total",
     "requests",
-    "Requests that a decode worker served without a handoff.",
+    "Requests that a decode worker served without a handoff, though a prefill worker should have had them.",
+    by=_HANDOFF,
+)
+LOCAL_PREFILLS = _family(
+    "counter",
+    "trtx_local_prefills_total",
+    "requests",
+    "Requests that the router sent to a decode worker alone (--conditional-disagg).",
     by=_HANDOFF,
 )
 PAIR_HANDOFFS = _family(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -79,6 +80,18 @@ def test_ranks_give_the_tokens_of_one_rank_whatever_is_asked(size: int, expert_r
         wishes = guided_workload(3)
         expected = served_guided(one, wishes, overlap=False)
         assert_equal(served_guided(ranked, wishes, overlap=True), expected, wishes)
+    finally:
+        ranked.close()
+
+
+@pytest.mark.parametrize(("size", "expert_ranks"), [pytest.param(2, 1, marks=pytest.mark.proof), (2, 2)])
+def test_ranks_split_sinks_and_add_the_experts_biases_once(size: int, expert_ranks: int, tmp_path: Path) -> None:
+    args = replace(new_args("gpt_oss", tmp_path, expert_ranks=expert_ranks), num_blocks=80)
+    ranked = create_ranked_runner(args, start_ranks(size, unexpected))
+    try:
+        wishes = workload(1, count=6)
+        expected, _ = served(create_runner(args), wishes, overlap=True)
+        assert_equal(served(ranked, wishes, overlap=True)[0], expected, wishes)
     finally:
         ranked.close()
 

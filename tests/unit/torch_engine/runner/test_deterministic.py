@@ -23,7 +23,10 @@ KINDS = [("float32", "auto"), ("bfloat16", "fp8")]
 ALL_KINDS = [(dtype, kv) for dtype in ("float32", "bfloat16", "float16") for kv in ("auto", "fp8")]
 
 
-@pytest.fixture(scope="module", params=["qwen3", pytest.param("qwen3_moe", marks=pytest.mark.proof)])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3", *(pytest.param(family, marks=pytest.mark.proof) for family in ("qwen3_moe", "gpt_oss"))],
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its gates are no whole number of vectors wide: what is left over must not round otherwise."""
     width = {"moe_intermediate_size": 51} if request.param == "qwen3_moe" else {}
