@@ -4,7 +4,8 @@
     python benchmarks/kernel_code.py --models qwen3-8b
 
 Keep the output from before a change and compare it with the one after it, with ``diff``: without a difference, a GPU
-runs the same code.
+runs the same code. An argument that only other models use changes the text behind the hash, not the code:
+``cut -c -57`` leaves the code.
 
 A line is one variant of a kernel: a kernel compiled for some types, alignments and constants. It has the registers of a
 thread, its bytes of local memory ("stack", where spilled registers go), a program's bytes of shared memory, a hash of
@@ -121,9 +122,9 @@ class Recorder:
             driver.set_active(None)
 
     def variants(self) -> list[tuple[Variant, list[str]]]:
-        """Returns each variant with its users, sorted by its name and arguments."""
+        """Returns each variant with its users, sorted by its code, so that a new argument moves no line."""
         found = [(_variant(kernel), list(self.users[key])) for key, kernel in self.kernels.items()]
-        return sorted(found, key=lambda one: (one[0].name, one[0].arguments))
+        return sorted(found, key=lambda one: (str(one[0]), one[0].arguments))
 
 
 def _variant(kernel: Any) -> Variant:
