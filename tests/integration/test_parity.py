@@ -171,15 +171,22 @@ def test_all_routes_answer_as_the_reference_does(model: str, tmp_path: Path) -> 
 
 @pytest.mark.proof  # eight workers, one of them killed, and all but the reference draft in every step that they can
 @pytest.mark.parametrize(
-    ("model", "recipe"), [(MODEL, "tiny-ngram"), (TRAINED, "tiny-draft"), (TRAINED, "tiny-eagle3")]
+    ("model", "recipe", "arithmetic"),
+    [
+        (MODEL, "tiny-ngram", EXACT),
+        # A trained model's log-probabilities in float32 were once 6.7e-5 apart, where 6.1e-5 are allowed.
+        (TRAINED, "tiny-draft", ("--deterministic",)),
+        (TRAINED, "tiny-eagle3", ("--deterministic",)),
+    ],
+    ids=["tiny-ngram", "tiny-draft", "tiny-eagle3"],
 )
 def test_every_route_of_a_speculating_topology_answers_as_one_worker_without_speculation(
-    model: str, recipe: str, tmp_path: Path
+    model: str, recipe: str, arithmetic: tuple[str, ...], tmp_path: Path
 ) -> None:
     routes = "speculating,disagg,kv,migrated,chunked"
     drafts = "speculative_config.draft_len_schedule={64: 4}"
     argv = ["eval", "parity", "--model", model, "--recipe", recipe, "--routes", routes, "--set", drafts]
-    assert run([*argv, *EXACT, "-o", str(tmp_path)]) == 0
+    assert run([*argv, *arithmetic, "-o", str(tmp_path)]) == 0
     _, found = compared(only(tmp_path))
     assert {*found} == {*routes.split(",")}
     assert all((one.compared.identical, one.failures, one.evidence.missing) == (64, (), None) for one in found.values())
