@@ -217,8 +217,9 @@ def test_graphs_of_bfloat16_have_logprobs_close_to_float32_on_the_cpu(count: int
 
 
 @needs_cuda
-def test_a_deterministic_row_has_the_same_bits_alone_and_among_others(tmp_path: Path) -> None:
-    model_dir = save(build("qwen3_moe", head_dim=32), tmp_path)
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_a_deterministic_row_has_the_same_bits_alone_and_among_others(family: str, tmp_path: Path) -> None:
+    model_dir = save(build(family, head_dim=32), tmp_path)
     runner = create_runner(
         RunnerArgs(
             model_dir=model_dir, device="cuda", dtype="bfloat16", deterministic=True, tokens_per_block=16,

@@ -171,7 +171,7 @@ class EngineCore:
         for sequence in step.admitted:
             sequence.stages.admit(began, self._device_wait_s)
         if self.tier is not None:
-            self.tier.start(before_reads=bool(step.reads))
+            self.tier.start(before_reads=bool(step.reads), prompt_tokens=step.num_context_tokens)
         for sequence in step.reads:
             self._open.begin_read(sequence)
         if step.short:

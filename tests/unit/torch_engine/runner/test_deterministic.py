@@ -11,8 +11,10 @@ import torch
 from engine_player import Answer, Engine, Wish, served, workload
 from runner_player import build, random_prompt, save
 
+from trtx.checkpoint import read_model_config
 from trtx.errors import UsageError
 from trtx.torch_engine.handoff import LayoutMismatch, create_transport
+from trtx.torch_engine.kv_layout import layer_groups
 from trtx.torch_engine.messages import Handoff, Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, RowTile
@@ -35,6 +37,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def new_runner(checkpoint: Path, kind: tuple[str, str], num_blocks: int = 60, **more: Any) -> TorchRunner:
     dtype, kv_dtype = kind
+    windows = read_model_config(checkpoint).windows or (None,)
+    num_blocks *= len(layer_groups(windows, 1, 1))  # each group of layers has blocks of its own
     given = {"tokens_per_block": 8, "max_batch_size": 5, "deterministic": True} | more
     return create_runner(
         RunnerArgs(
