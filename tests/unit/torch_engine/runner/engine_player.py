@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -224,8 +225,11 @@ def served_over_a_handoff(
         if len(decode.answers) == len(wishes) and decode.is_idle and step > max(aborts.values(), default=0):
             break
     decode.finish()
-    for _ in range(200):
+    # Releases come from a thread of the transport. A lease that is not released holds its blocks for 60 s.
+    deadline = time.monotonic() + 20
+    while prefill.core.scheduler.pool.num_held and time.monotonic() < deadline:
         prefill.step()
+        time.sleep(0.001)
     prefill.finish()
     return decode
 
