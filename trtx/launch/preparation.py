@@ -19,6 +19,7 @@ from trtx.checkpoint import (
 )
 from trtx.checkpoint.drafts import check_draft_of
 from trtx.checkpoint.facts import dtype_of, read_config
+from trtx.checkpoint.tensor_parallel import check_expert_sizes
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config import (
     Finding,
@@ -155,11 +156,13 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     }
     findings = check_configs(spec, configs, engine, checkpoint, machine)
     if engine == "torch":
-        if machine is not None:
-            for config in configs.values():
-                check_draft_of(config.values.get("speculative_config") or {}, checkpoint.path)
+        decoder = read_model_config(checkpoint.path)
+        for values in (config.values for config in configs.values()):
+            check_expert_sizes(decoder, values.get("moe_tensor_parallel_size"), values.get("moe_expert_parallel_size"))
+            if machine is not None:
+                check_draft_of(values.get("speculative_config") or {}, checkpoint.path)
         check_warm_up(configs, checkpoint)
-        own = read_model_config(checkpoint.path).dtype
+        own = decoder.dtype
         configs = with_embedding_dtype(configs, own, is_gpu=on_gpu)
         if machine is not None and not on_gpu:
             configs = with_cpu_dtype(configs, own)

@@ -87,6 +87,12 @@ def test_joules_of_two_adjacent_parts_add_up_and_no_joule_is_invented(at: list[i
     assert -1e-6 <= whole <= after[0] - around[0] + 1e-6
 
 
+def test_a_small_increase_keeps_all_its_digits_however_high_the_counter_is() -> None:
+    steps = [(9 * SECOND, 0.0), (12 * SECOND, 2.0**-16), (22 * SECOND, 2.0**-15)]
+    low, high = (energy_in([(at_ns, start + joules) for at_ns, joules in steps], SPAN) for start in (0.0, 2.0**20))
+    assert low == high == pytest.approx(2.0**-16 * (2 / 3 + 8 / 10), rel=1e-15)
+
+
 @given(times, st.data())
 def test_a_counter_that_was_reset_in_the_part_gives_no_joules(at: list[int], data: st.DataObject) -> None:
     first = max(place for place, at_ns in enumerate(at) if at_ns <= SPAN.start_ns)
