@@ -23,7 +23,8 @@ from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, Log
 from trtx.torch_engine.core.matcher import GrammarProblem
 from trtx.torch_engine.core.open_sequences import OpenSequences
 from trtx.torch_engine.core.scheduled_step import Step
-from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits
+from trtx.torch_engine.core.scheduler import Scheduler
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.drafted import Drafted
 from trtx.torch_engine.core.speculation.speculation import Speculation

@@ -13,7 +13,6 @@ until no step in flight uses them, because no other sequence and no read from a 
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 
 from trtx.config.torch_passes import MOST_SAMPLED_AFTER_DRAFTS
 from trtx.torch_engine.core.block_pool import BlockPool
@@ -23,6 +22,7 @@ from trtx.torch_engine.core.kv_cache_groups import LayerGroups
 from trtx.torch_engine.core.media import EmbeddingShortage, MediaStore
 from trtx.torch_engine.core.prefill_budget import PromptPace
 from trtx.torch_engine.core.scheduled_step import Step
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.core.short_prompts import LOOKED_AT, left_to_short, most_of_short
 from trtx.torch_engine.core.speculation.speculation import Speculation
@@ -32,23 +32,6 @@ WATERMARK = 0.01
 
 Without it, a full pool admits a prompt that the next decode preempts at once.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """At most ``max_batch_size`` sequences hold a slot; a step computes at most ``max_num_tokens`` tokens."""
-
-    max_batch_size: int
-    max_num_tokens: int
-    enable_chunked_prefill: bool = True
-    by_priority: bool = False  # waiting_queue_policy: priority
-    # Cap on the prompt tokens of a step that also has decodes: it bounds what a stream of long prompts adds to the
-    # inter-token latency. None: prompts get the whole remaining budget. Without chunked prefill, the prompt that
-    # reaches a cap is still computed whole.
-    max_prompt_tokens_beside_decodes: int | None = None
-    # A dynamic cap instead of a fixed one: it follows the arrival rate and works off waiting prompts in about this many
-    # steps (:class:`PromptPace`). None: no dynamic cap.
-    paced_steps: int | None = None
 
 
 class Scheduler:

@@ -15,7 +15,8 @@ from dynamo.common.backend.logprobs import (
     extract_prompt_logprobs_from_completion_output,
 )
 
-from trtx.text import PlainText, StopStrings, Tokenizer
+from trtx.stop_strings import PlainText, StopStrings
+from trtx.text import Tokenizer
 from trtx.worker.requests.request import WorkerRequest
 
 Chunk = dict[str, Any]

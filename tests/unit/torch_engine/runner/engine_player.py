@@ -14,7 +14,7 @@ from runner_player import VOCAB, random_prompt
 
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.grammars import Grammars
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.handoff import KvTransport, create_transport
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
