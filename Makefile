@@ -6,7 +6,7 @@ SETUP := .venv/.setup-done
 # Every process that a test starts would compile trtx's sources anew, and pytest those of the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo fmt check unit test proof test-gpu test-trtllm bench-streaming bench-gpu goldens reference docs lock clean
+.PHONY: help setup demo fmt check unit test proof test-gpu test-trtllm bench-streaming bench-gpu kernels goldens reference docs lock clean
 
 help:     ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -53,6 +53,9 @@ bench-streaming: $(SETUP) ## what streaming costs, beside upstream's way
 
 bench-gpu: $(SETUP) ## GPU figures again, in sections that are resumed; ARGS="--peer vllm=DIR" for vLLM beside them
 	$(VENV)/python benchmarks/bench_gpu.py $(ARGS)
+
+kernels: $(SETUP) ## registers, local memory and a hash of the PTX of each Triton kernel for sm_90; needs triton, no GPU
+	@$(VENV)/python benchmarks/kernel_code.py $(ARGS)
 
 goldens: $(SETUP) ## rewrite the files that trtx makes of the golden run, and fail: look at the difference
 	TRTX_WRITE_GOLDEN=1 $(VENV)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/test_licences.py tests/unit/export/test_documented.py

@@ -43,7 +43,7 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.config.torch_passes import PASS_SIZES
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.reports import ReportSender
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner

@@ -25,7 +25,7 @@ from trtx.checkpoint import read_end_ids, resolve_checkpoint
 from trtx.torch_engine.core import guided
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.grammars import Grammars, load_vocabulary
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.sampling_plan import Grammar, SamplingPlan

@@ -31,7 +31,7 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.reports import ReportSender
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit, ToEngine
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner

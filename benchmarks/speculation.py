@@ -30,7 +30,7 @@ from trtx.checkpoint.held_out import held_out_passages, held_out_samples
 from trtx.checkpoint.tasks import TASKS
 from trtx.text import load_tokenizer
 from trtx.torch_engine.core.engine_core import EngineCore
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.core.speculation.drafters import Draft, DraftState
 from trtx.torch_engine.core.speculation.lengths import DraftLengths

@@ -1,4 +1,4 @@
-"""Settings of Python's garbage collector for serving processes: it skips loaded objects and runs less often."""
+"""Settings of Python's garbage collector for long processes: it skips loaded objects and runs less often."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ The cases are those of the CPU, and one that only GPUs have.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from device_peer import Encoder
@@ -31,9 +33,18 @@ def test_a_read_waits_for_no_step_under_way(encoder: Encoder, loader: EmbeddingL
     assert loaded.rows == ROWS and loaded.tensor.is_cuda
 
 
-def test_memory_that_the_allocator_maps_page_by_page_is_not_offered(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+def test_memory_that_the_allocator_maps_page_by_page_is_offered_only_if_it_can_be_read(
+    start: Start, loader: EmbeddingLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its embeddings go through files: an arena says so when it is made."""
+    """An arena that no other process can open says so when it is made, and its embeddings go through files.
+
+    Not every machine maps memory page by page if asked to: an H200 in a virtual machine did not.
+    """
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    assert start().process.wait(120) != 0
+    encoder = start()
+    try:
+        shared = taken(encoder.offer(1, ROWS))
+    except (json.JSONDecodeError, BrokenPipeError):
+        assert encoder.process.wait(120) != 0
+    else:
+        assert arrives(loader, shared, 1)

@@ -14,6 +14,7 @@ import torch
 from kernel_cases import DEVICE, DTYPES, IS_INTERPRETED, TOLERANCE, Pair, config, random
 from runner_player import Player, build, random_prompt, save
 
+from trtx.checkpoint.experts import GateClamp
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.expert_load import LayerLoad, RoutedRows
@@ -54,6 +55,27 @@ def test_experts_equal_a_loop_over_them(
     found = CudaExperts(LIBRARY_MULTIPLIER)(x, weights, pair.triton)
     expected = LoopedExperts(LIBRARY_MULTIPLIER)(x, weights, pair.reference)
     assert (found - expected).double().norm() / expected.double().norm() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 30] if IS_INTERPRETED else [1, 7, 90])
+def test_experts_with_biases_and_clamped_gates_equal_a_loop_over_them(num_rows: int, dtype: torch.dtype) -> None:
+    from trtx.torch_engine.runner.cuda_experts import CudaExperts
+
+    pair = Pair(config(heads=4, kv_heads=2, head_dim=32), dtype)
+    plain = experts_of(dtype, count=8, per_token=3, normalizes=True)
+    weights = replace(
+        plain,
+        router_bias=random(8, dtype=dtype), gate_up_bias=random(8, 2 * INTERMEDIATE, dtype=dtype),
+        down_bias=random(8, HIDDEN, dtype=dtype), clamp=GateClamp(1.702, 0.7),
+    )  # fmt: skip
+    x, residual = random(num_rows, HIDDEN, dtype=dtype), random(num_rows, HIDDEN, dtype=dtype)
+    expected = LoopedExperts(LIBRARY_MULTIPLIER).added(x, weights, pair.reference, residual)
+    found = CudaExperts(LIBRARY_MULTIPLIER).added(x, weights, pair.triton, residual)
+    assert (found - expected).double().norm() / expected.double().norm() < TOLERANCE[dtype]
+    for lacking in ("router_bias", "gate_up_bias", "down_bias", "clamp"):
+        other = CudaExperts(LIBRARY_MULTIPLIER).added(x, replace(weights, **{lacking: None}), pair.triton, residual)
+        assert (other - expected).double().norm() / expected.double().norm() > 2 * TOLERANCE[dtype], lacking
 
 
 @pytest.mark.parametrize("num_rows", [1, 30])
@@ -195,8 +217,9 @@ def test_graphs_of_bfloat16_have_logprobs_close_to_float32_on_the_cpu(count: int
 
 
 @needs_cuda
-def test_a_deterministic_row_has_the_same_bits_alone_and_among_others(tmp_path: Path) -> None:
-    model_dir = save(build("qwen3_moe", head_dim=32), tmp_path)
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_a_deterministic_row_has_the_same_bits_alone_and_among_others(family: str, tmp_path: Path) -> None:
+    model_dir = save(build(family, head_dim=32), tmp_path)
     runner = create_runner(
         RunnerArgs(
             model_dir=model_dir, device="cuda", dtype="bfloat16", deterministic=True, tokens_per_block=16,

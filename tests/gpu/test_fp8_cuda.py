@@ -42,7 +42,7 @@ def prompt_logprobs(directory: Path, device: str = "cuda", *, chunk: int = 10_00
 
 
 @pytest.mark.parametrize("chunk", [10_000, 48])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gpt_oss"])  # no FP8 experts with biases
 def test_scaled_products_compute_what_dequantized_ones_do(tmp_path: Path, family: str, chunk: int) -> None:
     directory = exported(tmp_path, family=family)
     exact = prompt_logprobs(directory, "cpu")

@@ -18,7 +18,7 @@ from trtx.ipc.shared_tensor import share
 from trtx.media.blob import Blob
 from trtx.media.pool import PicturePool
 from trtx.torch_engine.core.engine_core import EngineCore
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, create_runner

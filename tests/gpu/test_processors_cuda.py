@@ -13,7 +13,7 @@ from runner_player import random_prompt
 
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.logits_processors import LoadedProcessors
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.sampling_plan import SamplingPlan

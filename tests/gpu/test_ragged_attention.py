@@ -38,6 +38,7 @@ class Case:
     """``spans``: (tokens in the pool before the pass, new tokens) of each sequence, whose slot is its place.
 
     ``window``: of every layer. The table has no blocks before the window of a sequence's first new token.
+    ``has_sinks``: whether each head has a sink.
     """
 
     spans: list[tuple[int, int]]
@@ -46,7 +47,9 @@ class Case:
     is_fp8: bool = False
     seed: int = 0
     window: int | None = None
+    has_sinks: bool = False
     cache: KvCache = field(init=False)
+    sinks: torch.Tensor | None = field(init=False, default=None)  # [heads]: some above all scores, some far below
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
@@ -68,6 +71,8 @@ class Case:
                 pool[block, :, :, :tokens] = torch.randn(LAYERS, 2, tokens, kv_heads, dim, device=DEVICE)
         scales = torch.tensor([[0.02, 0.5], [0.04, 0.25]], device=DEVICE) if self.is_fp8 else None
         stored = pool.to(self.dtype) if scales is None else to_fp8(pool, scales[None, :, :, None, None, None])
+        if self.has_sinks:
+            self.sinks = (torch.randn(self.heads[0], device=DEVICE) * 4).to(self.dtype)
         self.cache = KvCache(stored.permute(0, 4, 1, 2, 3, 5).contiguous().permute(0, 2, 3, 4, 1, 5), table, scales)
 
     @property
@@ -91,7 +96,7 @@ class Case:
     def attend(self, attention: Attention, q: torch.Tensor, inputs: PassInputs, processors: int = 132) -> torch.Tensor:
         kernels = self.triton(attention, processors)
         planned = kernels.planned(inputs, q.dtype)
-        out: torch.Tensor = kernels.attend(q, 1, planned)
+        out: torch.Tensor = kernels.attend(q, 1, planned, sinks=self.sinks)
         for work in planned.work:
             count = int(work.num_items)
             assert count <= len(work.items)
@@ -100,7 +105,7 @@ class Case:
 
     def expected(self, q: torch.Tensor, inputs: PassInputs) -> torch.Tensor:
         rotary = rotary_table(self.shape.rope, self.shape.head_dim, 1, DEVICE)
-        return TorchKernels(self.shape, self.cache, rotary).attend(q, 1, inputs)
+        return TorchKernels(self.shape, self.cache, rotary).attend(q, 1, inputs, sinks=self.sinks)
 
 
 def decodes(case: Case) -> PassInputs:

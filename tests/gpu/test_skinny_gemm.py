@@ -68,6 +68,45 @@ def test_float32_and_many_rows_are_the_librarys_to_the_bit() -> None:
         assert torch.equal(multiplier(x, weight), LIBRARY_MULTIPLIER(x, weight))
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", ["FEW_WIDE_PROGRAMS", "MANY_TALL_PROGRAMS"])
+@pytest.mark.parametrize(("outputs", "width"), SHAPES[:2])
+def test_tiles_for_fast_memory_are_as_exact(outputs: int, width: int, name: str, gated: bool) -> None:
+    from trtx.torch_engine.runner import skinny_gemm
+
+    torch.manual_seed(0)
+    dtype, num_rows = torch.float16, 5
+    workspace, tile = skinny_gemm.Workspace.of(DEVICE), getattr(skinny_gemm, name)
+    x, residual = random(num_rows, width, dtype=dtype), random(num_rows, outputs, dtype=dtype)
+    weight = random(outputs * (2 if gated else 1), width, dtype=dtype) / width**0.5
+    expected = x.double() @ weight.double().t()
+    if gated:
+        expected = F.silu(expected[:, :outputs]) * expected[:, outputs:]
+    out = torch.empty(num_rows, outputs, dtype=dtype, device=DEVICE)
+    skinny_gemm.few_rows_product(
+        x, weight, None, out, workspace, residual=residual, gated=gated, overlaps=HAS_OVERLAP, tile=tile
+    )
+    assert error_of(out, expected + residual.double()) < TOLERANCE[dtype]
+
+
+def test_a_tile_follows_from_the_shape_and_the_memory() -> None:
+    """Those of the 8B shape, as measured on an H200: output and down, gate and up, and qkv as on an H100."""
+    from trtx.torch_engine.runner.skinny_gemm import (
+        FEW_WIDE_PROGRAMS,
+        MANY_TALL_PROGRAMS,
+        ONE_ROW,
+        SEVERAL_ROWS,
+        tile_for,
+    )  # fmt: skip
+
+    fast = {(4096, 4096): FEW_WIDE_PROGRAMS, (4096, 12288): FEW_WIDE_PROGRAMS, (24576, 4096): MANY_TALL_PROGRAMS,
+            (6144, 4096): SEVERAL_ROWS}  # fmt: skip
+    for (outputs, width), tile in fast.items():
+        assert tile_for(8, outputs, width, has_fast_memory=True) == tile
+        assert tile_for(8, outputs, width) == SEVERAL_ROWS
+        assert tile_for(1, outputs, width, has_fast_memory=True) == ONE_ROW
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 5])
 @pytest.mark.parametrize(("outputs", "width"), [(203, 336), (48, 1040)])

@@ -37,18 +37,20 @@ LAYER = 1
 def plain(case: Case, q: torch.Tensor, rows: list[tuple[int, int]]) -> torch.Tensor:
     """Softmax attention in float32, one query after the other. ``rows``: (slot, position) of each."""
     heads, kv_heads, dim = case.heads
-    assert case.window is not None
+    window = case.window or 1 << 20
+    sinks = None if case.sinks is None else case.sinks.float().cpu()[:, None]
     out = torch.empty(len(rows), heads, dim)
     pool = case.cache.pool[:, LAYER].to(torch.float32).cpu()
     if case.cache.scales is not None:
         pool *= case.cache.scales[LAYER].cpu()[None, :, None, None, None]
     table = case.cache.block_table.cpu()
     for row, (slot, position) in enumerate(rows):
-        seen = torch.arange(max(0, position - case.window + 1), position + 1)
+        seen = torch.arange(max(0, position - window + 1), position + 1)
         kv = pool[table[slot, seen // TOKENS_PER_BLOCK].long(), :, seen % TOKENS_PER_BLOCK]  # [tokens, 2, heads, dim]
         keys, values = kv.repeat_interleave(heads // kv_heads, dim=2).unbind(1)
         scores = torch.einsum("hd,thd->ht", q[row].float().cpu(), keys) / math.sqrt(dim)
-        out[row] = torch.einsum("ht,thd->hd", scores.softmax(-1), values)
+        shares = scores.softmax(-1) if sinks is None else torch.cat((scores, sinks), 1).softmax(-1)[:, :-1]
+        out[row] = torch.einsum("ht,thd->hd", shares, values)
     return out.flatten(1)
 
 
@@ -100,6 +102,18 @@ def test_the_first_row_of_a_chunk_sees_the_context_and_the_last_one_only_the_chu
 
 
 @pytest.mark.parametrize("attention", RAGGED)
+@pytest.mark.parametrize("seed", range(6 if IS_INTERPRETED else 18))
+def test_sinks_with_and_without_a_window_equal_the_definition(attention: Attention, seed: int) -> None:
+    window, spans = drawn(seed)
+    heads = [(8, 1, 64), (4, 4, 32), (7, 1, 24)][seed % 3]
+    dtype, is_fp8 = [(torch.float32, False), (torch.float16, False), (torch.float16, True)][seed // 2 % 3]
+    case = Case(spans, heads, dtype, is_fp8, seed, [window, None][seed % 2], has_sinks=True)
+    check(case, attention, case.inputs, rows_of(case), [1, 132][seed // 2 % 2])
+    one = decodes(case)
+    check(case, attention, one, [(slot, int(position)) for slot, position in enumerate(one.positions)], 132)
+
+
+@pytest.mark.parametrize("attention", RAGGED)
 @pytest.mark.parametrize("is_fp8", [False, True])
 def test_decodes_and_padding_equal_the_definition(attention: Attention, is_fp8: bool) -> None:
     case = Case([(0, 1), (1299, 1), (40, 1), (99, 1), (100, 1)], dtype=torch.float16, is_fp8=is_fp8, window=100)
@@ -109,8 +123,10 @@ def test_decodes_and_padding_equal_the_definition(attention: Attention, is_fp8: 
     check(case, attention, padded, rows_of(case), 132)
 
 
-def test_a_padded_pass_of_decodes_and_chunks_equals_the_definition() -> None:
-    case = Case([(70, 1), (200, 1), (8, 1), (0, 17), (164, 20), (61, 2)], (8, 2, 16), torch.float16, window=61)
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_a_padded_pass_of_decodes_and_chunks_equals_the_definition(has_sinks: bool) -> None:
+    spans = [(70, 1), (200, 1), (8, 1), (0, 17), (164, 20), (61, 2)]
+    case = Case(spans, (8, 2, 16), torch.float16, window=61, has_sinks=has_sinks)
     shares = [Playing(slot, [0] * (context + new), [], computed=context).share(new)
               for slot, (context, new) in enumerate(case.spans)]  # fmt: skip
     size = PassSize.of(64, 9)
@@ -119,7 +135,7 @@ def test_a_padded_pass_of_decodes_and_chunks_equals_the_definition() -> None:
     kernels, rows = case.triton(Attention.BY_LENGTH), rows_of(case)
     planned = kernels.planned(size.inputs(torch.from_numpy(memory).to(DEVICE)), case.dtype)
     q = random(64, *case.heads[::2], dtype=case.dtype)
-    out = kernels.attend(q, LAYER, planned)[: len(rows)]
+    out = kernels.attend(q, LAYER, planned, sinks=case.sinks)[: len(rows)]
     torch.testing.assert_close(out.float().cpu(), plain(case, q, rows), atol=4e-3, rtol=4e-3)
 
 
@@ -150,14 +166,14 @@ def test_work_begins_at_the_window_and_not_before(attention: Attention, window: 
     assert not covered
 
 
-@pytest.mark.parametrize("window", [FIXED_CHUNK + 21, 100])
+@pytest.mark.parametrize(("window", "has_sinks"), [(FIXED_CHUNK + 21, False), (100, False), (100, True)])
 def test_fixed_answers_are_the_same_bits_alone_in_a_batch_and_however_they_were_cut(
-    window: int, monkeypatch: pytest.MonkeyPatch
+    window: int, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if IS_INTERPRETED:  # its products are numpy's, where a row's last bits depend on its place among the rows
         monkeypatch.setattr(numpy, "matmul", product_row_by_row)
     length = FIXED_CHUNK + 120
-    case = Case([(0, length), (0, 1), (100, 40)], (2, 1, 16), torch.float16, window=window)
+    case = Case([(0, length), (0, 1), (100, 40)], (2, 1, 16), torch.float16, window=window, has_sinks=has_sinks)
     q = random(length, *case.heads[::2], dtype=case.dtype)
     filler = random(41, *case.heads[::2], dtype=case.dtype)
     whole = case.attend(Attention.FIXED, q, span_inputs([(0, 0, length)]))

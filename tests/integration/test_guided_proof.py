@@ -1,4 +1,4 @@
-"""Thousands of sampled answers on random weights follow their schemas, whatever happens to the workers meanwhile.
+"""Thousands of sampled answers follow their schemas, whatever drafts them and whatever happens to workers meanwhile.
 
 ``TRTX_GUIDED_ANSWERS=1000`` asks for fewer. ``TRTX_GUIDED_FIRST`` is the number of the first answer. The number decides
 the schema and the seed, so that several runs side by side can ask for different answers.
@@ -26,6 +26,7 @@ from guided_answers import OWN, GuidedAnswer, ask
 from processes import HTTP, Child, Topology, topology
 
 from trtx.checkpoint import resolve_checkpoint
+from trtx.experiment.worker_counters import draft_counts
 
 pytestmark = pytest.mark.proof
 
@@ -43,7 +44,32 @@ TORCH: dict[str, Any] = {
 }
 FREE = {"max_tokens": 24, "nvext": {"token_data": [5, 6, 7, 8]}}
 """A request without a grammar, whose answers must not change beside others."""
-DRAFTS = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 3, "draft_len_schedule": {16: 3}}}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The model, and how the second topology drafts."""
+
+    name: str
+    model: str = "synthetic:tiny"  # its weights are random
+    drafts: str | None = None
+    draft_model: str | None = None
+
+    @property
+    def speculation(self) -> dict[str, Any]:
+        if self.drafts is None:
+            return {}
+        spec = {"decoding_type": self.drafts, "max_draft_len": 3, "draft_len_schedule": {16: 3}}
+        return {"speculative_config": spec | ({"speculative_model": self.draft_model} if self.draft_model else {})}
+
+
+PLAIN = Setup("plain")
+DRAFTING = (
+    Setup("NGram", drafts="NGram"),
+    # trained with their draft models, which random weights never agree with
+    Setup("Draft_Target", "synthetic:tiny-trained", "Draft_Target", "synthetic:tiny-draft"),
+    Setup("Eagle3", "synthetic:tiny-trained", "Eagle3", "synthetic:tiny-eagle3"),
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +86,10 @@ class Asked:
 
 
 @contextlib.contextmanager
-def serving(directory: Path, roles: tuple[str, ...], drafts: dict[str, Any], **ready: int) -> Iterator[Topology]:
-    with topology(directory, resolve_checkpoint("synthetic:tiny").path) as running:
+def serving(
+    directory: Path, model: str, roles: tuple[str, ...], drafts: dict[str, Any], **ready: int
+) -> Iterator[Topology]:
+    with topology(directory, resolve_checkpoint(model).path) as running:
         running.start_frontend("--migration-limit", "3")
         for number, role in enumerate(roles):
             start(running, f"{role}-{number}", role, drafts)
@@ -137,17 +165,23 @@ def problem_of(asked: Asked) -> str | None:
     return None if error is None else f"{asked.number}: {error.message} in {answer.text!r}"
 
 
-@pytest.mark.parametrize(("drafts", "count"), [({}, ANSWERS), (DRAFTS, min(ANSWERS, 4000))], ids=["plain", "drafts"])
+@pytest.mark.parametrize(
+    ("setup", "count"),
+    [(PLAIN, ANSWERS), *((setup, min(ANSWERS, 4000) // len(DRAFTING)) for setup in DRAFTING)],
+    ids=[setup.name for setup in (PLAIN, *DRAFTING)],
+)
 def test_no_answer_is_invalid_and_none_differs_where_prefill_and_decode_are_apart(
-    tmp_path: Path, drafts: dict[str, Any], count: int
+    tmp_path: Path, setup: Setup, count: int
 ) -> None:
-    """With ``drafts``, the workers of the second topology speculate."""
+    """The workers of the second topology draft."""
     (tmp_path / "agg").mkdir()
     (tmp_path / "disagg").mkdir()
-    with serving(tmp_path / "agg", ("agg", "agg"), {}, aggregated=2) as running:
+    with serving(tmp_path / "agg", setup.model, ("agg", "agg"), {}, aggregated=2) as running:
         agg, agg_dying = asked_of(running, running.children[1], count // 2)
-    with serving(tmp_path / "disagg", ("prefill", "decode", "decode"), drafts, prefill=1, decode=2) as running:
+    roles = ("prefill", "decode", "decode")
+    with serving(tmp_path / "disagg", setup.model, roles, setup.speculation, prefill=1, decode=2) as running:
         disagg, disagg_dying = asked_of(running, running.children[2], count // 2)
+        metrics = HTTP.get(f"http://127.0.0.1:{running.children[3].system_port}/metrics").content
     # a worker's death ends its answers with an error: Dynamo never migrates a request with a grammar (seen with 1.6.1)
     agg_lost, disagg_lost = lost_by(agg, agg_dying), lost_by(disagg, disagg_dying)
     asked = [one for one in (*agg, *disagg) if one not in agg_lost and one not in disagg_lost]
@@ -157,8 +191,13 @@ def test_no_answer_is_invalid_and_none_differs_where_prefill_and_decode_are_apar
         (one, other) for one, other in zip(agg, disagg, strict=True) if one not in agg_lost and other not in disagg_lost
     ]
     differing = [one.number for one, other in compared if one.answer != other.answer]
-    print(f"{len(asked)} answers: {dict(ends)}; lost: {len(agg_lost)}, {len(disagg_lost)}; {len(compared)} pairs")
+    counts = draft_counts(metrics)
+    print(
+        f"{setup.name}: {len(asked)} answers: {dict(ends)}; lost: {len(agg_lost)}, {len(disagg_lost)}; "
+        f"{len(compared)} pairs; {counts.accepted if counts else 0} accepted drafts of a worker"
+    )
     assert not problems, f"{len(problems)} invalid: {problems[:5]}"
     assert not differing, f"{len(differing)} differ: {differing[:20]}"
     assert ends["stop"] > 0.8 * ends.total()
+    assert bool(counts and counts.accepted) == bool(setup.drafts)
     assert max(len(agg_lost), len(disagg_lost)) <= 3 * CLIENTS

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import psutil
 import pytest
+from topology_clients import wait_until
 
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, SamplingParams
 
@@ -35,6 +37,14 @@ def tiered() -> LLM:
         pool_tokens=POOL_TOKENS, kv={"host_cache_size": 64 << 20}, cache_transceiver_config=HANDS_OFF,
         enable_iter_perf_stats=True,
     )  # fmt: skip
+
+
+def has_memory(pid: int) -> bool:
+    """Whether a process can still be read, as a killed one can until it has a core once more."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass
@@ -70,7 +80,8 @@ class Peers:
         except (RequestError, RuntimeError):  # it is dead
             self.alone += 1
         if kills:
-            os.kill(self.prefill.engine_pid, signal.SIGKILL)
+            os.kill(pid := self.prefill.engine_pid, signal.SIGKILL)
+            wait_until(lambda: not has_memory(pid), 30, "the prefill engine gone, with all that could be read")
         rest = self.decode.generate_async(prompt, params, disaggregated_params=handed, cache_salt=salt)
         if cancels:
             rest.abort()

@@ -22,6 +22,8 @@ from trtx.launch.processes import members
 from trtx.topology import Plan
 
 MODEL, TRAINED = "synthetic:tiny", "synthetic:tiny-trained"
+EXACT = ("--set", "dtype=float32")
+"""In bfloat16, the default for TRAINED on some processors, rounding decides tokens of long answers."""
 
 
 def only(parent: Path) -> Path:
@@ -143,13 +145,14 @@ def test_an_interrupted_run_says_what_is_kept_and_goes_on_with_the_passes_that_a
     lines = (run_dir / "eval" / "agg" / "answers.jsonl").read_text().splitlines()
     (run_dir / "eval" / "agg" / "answers.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     assert run(["eval", "parity", "--resume", str(run_dir)]) == 2
-    assert "has 15 answers; expected one for each of the 16 requests" in capfd.readouterr().err
+    refusal = capfd.readouterr().err
+    assert "answers.jsonl" in refusal and "so they may not be what was measured; restore them from a copy" in refusal
 
 
 @pytest.mark.proof  # seven workers are started for it
 @pytest.mark.parametrize("model", [MODEL, TRAINED])
 def test_all_routes_answer_as_the_reference_does(model: str, tmp_path: Path) -> None:
-    assert run(["eval", "parity", "--model", model, "-o", str(tmp_path)]) == 0
+    assert run(["eval", "parity", "--model", model, *EXACT, "-o", str(tmp_path)]) == 0
     run_dir = only(tmp_path)
     _, routes = compared(run_dir)
     assert set(routes) == {"disagg", "kv", "migrated", "chunked"}
@@ -168,15 +171,22 @@ def test_all_routes_answer_as_the_reference_does(model: str, tmp_path: Path) -> 
 
 @pytest.mark.proof  # eight workers, one of them killed, and all but the reference draft in every step that they can
 @pytest.mark.parametrize(
-    ("model", "recipe"), [(MODEL, "tiny-ngram"), (TRAINED, "tiny-draft"), (TRAINED, "tiny-eagle3")]
+    ("model", "recipe", "arithmetic"),
+    [
+        (MODEL, "tiny-ngram", EXACT),
+        # A trained model's log-probabilities in float32 were once 6.7e-5 apart, where 6.1e-5 are allowed.
+        (TRAINED, "tiny-draft", ("--deterministic",)),
+        (TRAINED, "tiny-eagle3", ("--deterministic",)),
+    ],
+    ids=["tiny-ngram", "tiny-draft", "tiny-eagle3"],
 )
 def test_every_route_of_a_speculating_topology_answers_as_one_worker_without_speculation(
-    model: str, recipe: str, tmp_path: Path
+    model: str, recipe: str, arithmetic: tuple[str, ...], tmp_path: Path
 ) -> None:
     routes = "speculating,disagg,kv,migrated,chunked"
     drafts = "speculative_config.draft_len_schedule={64: 4}"
     argv = ["eval", "parity", "--model", model, "--recipe", recipe, "--routes", routes, "--set", drafts]
-    assert run([*argv, "-o", str(tmp_path)]) == 0
+    assert run([*argv, *arithmetic, "-o", str(tmp_path)]) == 0
     _, found = compared(only(tmp_path))
     assert {*found} == {*routes.split(",")}
     assert all((one.compared.identical, one.failures, one.evidence.missing) == (64, (), None) for one in found.values())
@@ -192,7 +202,7 @@ def test_one_side_of_a_handoff_may_speculate_alone(recipe: str, plain: str, tmp_
     sides = {"prefill": "decode", "decode": "prefill"}
     drafts = f"{sides[plain]}.speculative_config.draft_len_schedule={{64: 4}}"
     argv = ["eval", "parity", "--model", TRAINED, "--recipe", recipe, "--routes", "disagg", "--set", drafts]
-    assert run([*argv, "--set", f"{plain}.speculative_config=null", "-o", str(tmp_path)]) == 0
+    assert run([*argv, *EXACT, "--set", f"{plain}.speculative_config=null", "-o", str(tmp_path)]) == 0
     disagg = compared(only(tmp_path))[1]["disagg"]
     assert (disagg.compared.identical, disagg.failures, disagg.evidence.missing) == (64, (), None)
 

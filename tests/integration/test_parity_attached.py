@@ -56,7 +56,7 @@ def test_a_server_of_another_make_is_compared_by_what_it_gives_and_no_more_is_cl
         ("url", "logprob_distance:max"), ("url", "logprob_distance:mean"),
     }, "that a route happened is claimed of nobody"  # fmt: skip
     assert set(judgements(run_dir).values()) == {"pass"}
-    assert any("it gives no log-probabilities of prompts" in note for note in told["notes"])
+    assert any("it returns no log-probabilities of prompts" in note for note in told["notes"])
     report = (run_dir / "report.html").read_text()
     assert "handoffs, migrations, prompts in several steps: not checked" in report
     found = read_parity(run_dir)

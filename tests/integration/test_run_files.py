@@ -10,7 +10,7 @@ from called import call
 from openai_server import MODEL, openai_server
 from topology_clients import PACED
 
-from trtx.bench.digests import FOLLOWED, NOT_COVERED, why_not_noted
+from trtx.bench.digests import FOLLOWED, NOT_COVERED, why_not_recorded
 from trtx.bench.journal import JOURNAL, RunEnded, read_journal
 
 pytestmark = pytest.mark.proof  # runs of its own; make test has unit/experiment/test_records_checked.py
@@ -45,7 +45,7 @@ def files_of(run: Path) -> list[str]:
 
 def is_covered(name: str) -> bool:
     of_trial = any(name.startswith("cells/") and name.endswith(f"/{one}") for one in FOLLOWED)
-    return of_trial or name.endswith("/cell.json") or why_not_noted(name) is None
+    return of_trial or name.endswith("/cell.json") or why_not_recorded(name) is None
 
 
 def edited(path: Path) -> Iterator[None]:

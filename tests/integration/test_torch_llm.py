@@ -296,6 +296,8 @@ def test_what_cannot_be_loaded_is_a_usage_error_and_leaves_no_process(tmp_path: 
     children = {child.pid for child in psutil.Process().children()}
     with pytest.raises(UsageError):
         LLM(tmp_path, skip_tokenizer_init=True, **SMALL)
+    with pytest.raises(UsageError, match="moe_tensor_parallel_size is 1, and this .* has no experts; leave it out"):
+        LLM(MODEL, moe_tensor_parallel_size=1, **SMALL)
     assert {child.pid for child in psutil.Process().children()} <= children
 
 

@@ -18,12 +18,17 @@ from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, SamplingParams
 pytestmark = pytest.mark.proof  # four engines; make test has test_torch_llm.py and test_worker_torch.py
 
 SPLIT = "trained experts"  # of split_experts.py
-MODELS = ["synthetic:tiny", "synthetic:tiny-moe", SPLIT]
-LEAST_MARGIN = {"synthetic:tiny": 1e-4, "synthetic:tiny-moe": 1e-4, SPLIT: 3e-5}
-COUNT = {"synthetic:tiny": 64, "synthetic:tiny-moe": 64, SPLIT: 500}
+MODELS = ["synthetic:tiny", "synthetic:tiny-moe", "synthetic:tiny-gpt-oss", SPLIT]
+LEAST_MARGIN = {"synthetic:tiny": 1e-4, "synthetic:tiny-moe": 1e-4, "synthetic:tiny-gpt-oss": 1e-4, SPLIT: 3e-5}
+COUNT = {"synthetic:tiny": 64, "synthetic:tiny-moe": 64, "synthetic:tiny-gpt-oss": 64, SPLIT: 500}
 AT_ONCE = 64
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
-ROOMY: dict[str, Any] = {"max_batch_size": 32, "max_seq_len": 256, "kv_cache_config": {"max_tokens": 16_384}}
+ROOMY: dict[str, Any] = {
+    "dtype": "float32",  # as transformers below, whatever the processor
+    "max_batch_size": 32,
+    "max_seq_len": 256,
+    "kv_cache_config": {"max_tokens": 16_384},
+}
 CRAMPED: dict[str, Any] = {
     **ROOMY,
     "enable_chunked_prefill": True,

@@ -87,17 +87,38 @@ def test_a_seed_makes_a_sampled_answer_repeat(agg: Topology) -> None:
 
 
 def test_the_kv_router_sends_a_known_prefix_to_the_worker_that_has_it(agg: Topology) -> None:
-    prompt = "a prefix that only this test sends, over and over again " * 4
-    post(agg, prompt=prompt, max_tokens=1)
+    """Each of ten prefixes is in the cache of one worker. The router is asked where it would send a prefix
+    (``query_instance_id``) until it knows all of them, which sends nothing to a worker. Then the prefixes of one worker
+    are sent, and those of the other: a router that takes turns, or always takes one worker, misses five. One that
+    guesses misses none in one run of 1,024."""
+    length, each = 4 * BLOCK, 5
 
-    def cached() -> int:
-        answer = post(agg, prompt=prompt, max_tokens=1).json()
-        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+    def ask(prompt: list[int], **nvext: Any) -> tuple[int, int]:
+        """Returns the worker that the router took, and how many tokens of the prompt it had cached."""
+        answer = post(agg, prompt=prompt, max_tokens=1, nvext=nvext).json()
+        worker, usage = answer["nvext"]["worker_id"]["decode_worker_id"], answer["usage"]
+        return worker, usage["prompt_tokens_details"]["cached_tokens"] if usage else 0
 
-    # A router that does not know the prefix yet may pick the right worker by chance.
-    until("three hits in a row", lambda: all(cached() for _ in range(3)), seconds=20)
-    hits = [cached() for _ in range(6)]
-    assert all(hit >= BLOCK and hit % BLOCK == 0 for hit in hits), hits
+    held: dict[int, list[list[int]]] = {}
+    for token in range(300, 400):
+        worker, cached = ask(prompt := [token] * (length + 1), extra_fields=["worker_id"])
+        assert cached == 0, "another prompt has the same beginning"
+        held.setdefault(worker, []).append(prompt)
+        if len(held) == 2 and all(len(prompts) >= each for prompts in held.values()):
+            break
+    else:
+        pytest.fail(f"of 100 unknown prompts, {[len(prompts) for prompts in held.values()]} went to each worker")
+    known = [(worker, prompt) for worker, prompts in held.items() for prompt in prompts[:each]]
+
+    def is_known() -> bool:
+        """Four times: a router that does not know a prefix yet may name the right worker by chance."""
+        return all(
+            ask(prompt, annotations=["query_instance_id:"])[0] == worker for _ in range(4) for worker, prompt in known
+        )
+
+    until("the router knows all prefixes", is_known, seconds=20)
+    hits = [ask(prompt, extra_fields=["worker_id"])[1] for _, prompt in known]
+    assert hits == [length] * len(known)
 
 
 def test_kv_use_and_hit_rate_are_served_as_metrics(agg: Topology) -> None:

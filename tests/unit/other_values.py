@@ -14,6 +14,7 @@ TEXTS = {
     "model": "synthetic:tiny",
     "tool_call_parser": "hermes",
     "reasoning_parser": "qwen3",
+    "conditional_disagg": "isl_bounding",
     "otlp_endpoint": "http://127.0.0.1:1",
 }
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from trtx.errors import UsageError
-from trtx.text import StopStrings, TextStream, load_tokenizer
+from trtx.stop_strings import StopStrings
+from trtx.text import TextStream, load_tokenizer
 
 ALPHABET = ["a", "b", "c", " ", "ab", "bc", "abc", "é", "日"]
 

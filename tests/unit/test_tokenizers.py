@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 import trtx
 from trtx.checkpoint import resolve_checkpoint
-from trtx.text import PlainText, TextStream, byte_tokens, load_decoder, load_tokenizer
+from trtx.stop_strings import PlainText
+from trtx.text import TextStream, byte_tokens, load_decoder, load_tokenizer
 from trtx.torch_engine.llmapi.choices import find_stops
 from trtx.torch_engine.llmapi.sampling import SamplingParams
 

@@ -22,7 +22,7 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """The length and form that a request body asks of its answer."""
+    """The length and the form (stream or one document) that a request body demands of its answer."""
 
     streaming: bool
     max_tokens: int | None  # total over all choices; None: the request sets no limit

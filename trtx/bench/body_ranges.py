@@ -16,7 +16,7 @@ from trtx.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class ByteRange:
+class BodyRange:
     low: float
     high: float
     is_whole: bool = False  # only integers
@@ -36,15 +36,15 @@ class ByteRange:
         )
 
 
-RANGES: Mapping[str, ByteRange] = {
-    "temperature": ByteRange(0, 2),
-    "top_p": ByteRange(0, 1, is_open=True),
-    "top_k": ByteRange(-1, 2**31 - 1, is_whole=True),
-    "min_p": ByteRange(0, 1),
-    "frequency_penalty": ByteRange(-2, 2),
-    "presence_penalty": ByteRange(-2, 2),
-    "repetition_penalty": ByteRange(0, 2, is_open=True),
-    "seed": ByteRange(-(2**63), 2**63 - 1, is_whole=True),
+RANGES: Mapping[str, BodyRange] = {
+    "temperature": BodyRange(0, 2),
+    "top_p": BodyRange(0, 1, is_open=True),
+    "top_k": BodyRange(-1, 2**31 - 1, is_whole=True),
+    "min_p": BodyRange(0, 1),
+    "frequency_penalty": BodyRange(-2, 2),
+    "presence_penalty": BodyRange(-2, 2),
+    "repetition_penalty": BodyRange(0, 2, is_open=True),
+    "seed": BodyRange(-(2**63), 2**63 - 1, is_whole=True),
 }
 
 

@@ -19,6 +19,7 @@ from trtx.bench.judge.evidence import AskedLength, Evidence, event_loop_delays_m
 from trtx.bench.judge.validity import Validity, judge
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import error_request_count, most_common_errors, uncounted_request_count
+from trtx.bench.phases import Phases, Span, phases_of
 from trtx.bench.readings import (
     GpuReading,
     cpu_over,
@@ -31,7 +32,6 @@ from trtx.bench.readings import (
 )
 from trtx.bench.records import RECORDS_FILE, RequestRecord, TrialRecords, read_trial
 from trtx.bench.sent_dataset import asks_formats
-from trtx.bench.windows import Phases, Span, phases_of
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-# Cores count as short from this utilisation on: a process that becomes runnable then has to wait for a core, and it
-# takes time from another process. The remaining tenth allows for the kernel's tick accounting and for millisecond
-# waits.
+# Utilisation from which cores count as short: a process that becomes runnable has to wait for a core, or takes time
+# from another process. The remaining tenth allows for the kernel's tick accounting and for waits of milliseconds.
 SHORT = 0.90
 STOLEN = "other machines of this host"  # time that the hypervisor gave to other machines ("steal")
 

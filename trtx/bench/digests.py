@@ -70,13 +70,13 @@ def digests_of(directory: Path, names: Iterable[str] = FOLLOWED) -> dict[str, Fi
 def documents_of(run_dir: Path) -> tuple[str, ...]:
     """Paths, within a run directory, of all files whose digest the end of the run records."""
     names = (path.relative_to(run_dir).as_posix() for path in sorted(run_dir.rglob("*")) if path.is_file())
-    return tuple(name for name in names if why_not_noted(name) is None)
+    return tuple(name for name in names if why_not_recorded(name) is None)
 
 
-def why_not_noted(name: str) -> str | None:
+def why_not_recorded(name: str) -> str | None:
     """The reason why a run records no digest of the file ``name`` when it ends; None if it records a digest."""
     if name.startswith(f"{_CELLS}/") and name.count("/") == 2:
-        return None if not name.endswith("/cell.json") else "its cell notes one as it is written"
+        return None if not name.endswith("/cell.json") else "it is recorded when the cell is written"
     return next((why for pattern, why in NOT_COVERED.items() if fnmatchcase(name, pattern)), None)
 
 

@@ -1,7 +1,7 @@
 """Speculation counters of the workers: drafted and accepted tokens, in the form of TensorRT-LLM's specDecodingStats.
 
-Pure. A worker's counters grow from its start; a trial's counts are their increase during its measured part. A server
-that no worker's metrics can be read of may report the same per request (vLLM does), in aiperf's records.
+Pure. A worker's counters grow from its start; a trial's counts are their increase during its measured part. If the
+workers' metrics can't be read, the counts of each request in aiperf's records are used, which some servers (vLLM) send.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ DraftsByWorker = Mapping[str, Mapping[str, DraftCounts]]  # by role, then by wor
 def grown(first: DraftsByWorker | None, last: DraftsByWorker | None) -> DraftCounts | None:
     """The increase over all workers between two readings.
 
-    None if no worker counts drafts, if a worker has stopped to count them, or if a counter was reset. A worker that is
+    None if no worker counts drafts, if a worker has stopped counting them, or if a counter was reset. A worker that is
     only in ``last`` started with counts of 0.
     """
     if first is None or not last or any(first[role].keys() - last.get(role, {}).keys() for role in first):

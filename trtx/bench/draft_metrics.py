@@ -14,7 +14,7 @@ from trtx.bench.draft_counters import DraftCounts, over_trials
 from trtx.bench.figures import MeasuredMetric, Records, metric
 from trtx.bench.gpu_use import GpuPart
 from trtx.bench.metrics import Heading
-from trtx.bench.windows import Span
+from trtx.bench.phases import Span
 
 _SINCE = 8  # version of cell.json
 

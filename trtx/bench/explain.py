@@ -10,6 +10,7 @@ from statistics import median
 from trtx.bench.cells import Cell, cell_directory
 from trtx.bench.judge.causes import Bound, SlowCause, SlowEvidence, causes_in, device_wait, milliseconds
 from trtx.bench.judge.checks import percent
+from trtx.bench.phases import Span
 from trtx.bench.readings import GpuReading, gpus_over, read_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.bench.stage_rows import StageRow, WorkerUse, read_rows
@@ -23,7 +24,6 @@ from trtx.bench.stages import (
     at_percentile,
     split_requests,
 )
-from trtx.bench.windows import Span
 
 PERCENTILES = (50, 99)
 NO_STAGES = "this run has no stage times: it was measured by an earlier trtx, or workers that don't report them"
@@ -141,7 +141,7 @@ def _percentiles(
 def _largest(metric: str, split: SplitPercentile, evidence: SlowEvidence) -> LargestStage:
     stage = split.largest
     took = split.stages[stage]
-    bound, because = _bound(metric, stage, took, evidence)
+    bound, because = _bound(metric, stage, evidence)
     limit = "" if bound is None else f", bound by {_BOUNDS[bound]} ({because})"
     whole = f"{metric} p{split.percentile} {milliseconds(split.value)}"
     share = percent(split.share(stage))
@@ -149,28 +149,28 @@ def _largest(metric: str, split: SplitPercentile, evidence: SlowEvidence) -> Lar
 
 
 _BOUNDS: Mapping[Bound, str] = {
-    "products": "the GPU's products",
+    "compute": "the GPU's matmuls",
     "memory": "the GPU's memory",
     "host": "the host",
     "queue": "the queue",
-    "wire": "the wire",
+    "network": "the network",
 }
 
 
-def _bound(metric: str, stage: str, ms: float, evidence: SlowEvidence) -> tuple[Bound | None, str]:
-    """What bounds a stage, and the evidence; None where nothing was recorded that shows it."""
+def _bound(metric: str, stage: str, evidence: SlowEvidence) -> tuple[Bound | None, str]:
+    """What bounds a stage, and the evidence; None if no recorded evidence shows it."""
     rows = evidence.rows
     if stage == QUEUE:
         return "queue", "requests waited for a slot or for KV blocks"
-    if stage == HANDOFF and metric == "ITL":  # in TTFT it is the way of prefill's token, which comes before the KV
-        return "wire", f"reading the KV took {milliseconds(1e3 * median(row.read_s for row in rows if row.read_s))}"
+    if stage == HANDOFF and metric == "ITL":  # in TTFT, the handoff passes on the first token and reads no KV
+        return "network", f"reading the KV took {milliseconds(1e3 * median(row.read_s for row in rows if row.read_s))}"
     if stage == DECODE and (share := device_wait(rows)) is not None:
         return _device_bound(
             "memory", share, evidence
         ), f"the engine waited for its device in {percent(share)} of the steps"
     if stage == PREFILL and (share := _prefill_wait(rows)) is not None:
         return _device_bound(
-            "products", share, evidence
+            "compute", share, evidence
         ), f"the engine waited for its device in {percent(share)} of the time"
     return None, ""
 

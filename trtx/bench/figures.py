@@ -17,12 +17,12 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from trtx.bench.gpu_use import GpuPart
+from trtx.bench.phases import Span, sent_in
 from trtx.bench.records import RequestRecord, read_also
-from trtx.bench.windows import Span, sent_in
 from trtx.stats.percentiles import percentile, samples_needed
 
 Records = Sequence[RequestRecord]
-Window = Callable[[Records], Records]
+RecordFilter = Callable[[Records], Records]
 T = TypeVar("T")
 N = TypeVar("N", int, float, int | None, float | None)
 F = TypeVar("F", bound="Metric[Any]")
@@ -137,7 +137,7 @@ class MeasuredMetric(Metric[T]):
 
     formula: Callable[..., Any]  # of the records of one trial or of all, or of one part of a trial for GPUs
     reads: Sequence[str] = ()  # aiperf's metrics that the formula reads in addition to the fields of RequestRecord
-    window: Window = whole  # selects the records of a trial to compute from
+    window: RecordFilter = whole  # selects the records of a trial to compute from
     since: int = FIRST_SCHEMA  # first schema of cell.json with this metric; it is None in older cells
 
     def read(self, figures: Figures, device_count: int | None) -> T:

@@ -13,7 +13,7 @@ from typing import Any
 from trtx.bench.figures import MeasuredMetric, Records, metric, per_device
 from trtx.bench.gpu_use import GpuPart
 from trtx.bench.metrics import Heading
-from trtx.bench.windows import Span
+from trtx.bench.phases import Span
 
 _SINCE = 7  # version of cell.json
 _GIB = 1 << 30

@@ -1,7 +1,7 @@
 """What the GPUs of a topology did in one part of a trial, from the readings taken meanwhile. Pure.
 
-Joules are the increase of NVML's energy counter, which covers all the time between two readings. Its value at an edge
-of the part is interpolated between the two readings around the edge. Utilization, power and memory are samples; each
+Joules are the increase of NVML's energy counter, which covers all the time between two readings. Of the increase around
+an edge of the part, the share counts that its time in the part has. Utilization, power and memory are samples; each
 represents the time since the reading before it.
 """
 
@@ -11,11 +11,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import fsum
 
 from trtx.bench.draft_counters import DraftCounts, of_records
+from trtx.bench.phases import Span, input_tokens_in, is_in_flight_within, output_tokens_in
 from trtx.bench.readings import EDGE_NS, GpuReading, ServerReading, drafts_over
 from trtx.bench.records import RequestRecord
-from trtx.bench.windows import Span, input_tokens_in, is_in_flight_within, output_tokens_in
 
 NO_GPU = "the topology uses no GPU"
 _UNREAD = "no GPU was read; trtx reads the GPUs of the topologies that it serves, through NVML"
@@ -161,7 +162,9 @@ def gpu_use(readings: Sequence[ServerReading], span: Span) -> GpuUse:
 def energy_in(counter: Sequence[tuple[int, float]], span: Span) -> float | None:
     """The increase, in J, of an energy counter in ``span``. None if it is not known at an edge, or was reset.
 
-    ``counter``: its values in J, each with its time in ns, in order of time.
+    ``counter``: its values in J, each with its time in ns, in order of time. The sum of the increases between readings,
+    of those at the edges the share in the span: a difference of two interpolated values would lose the digits that
+    they have in common, and a counter has run since the driver was loaded.
     """
     times = [at_ns for at_ns, _ in counter]
     if span.end_ns <= span.start_ns:
@@ -173,7 +176,11 @@ def energy_in(counter: Sequence[tuple[int, float]], span: Span) -> float | None:
         return None
     if any(now < before for (_, before), (_, now) in pairwise(counter[first : last + 1])):
         return None
-    return _value_at(span.end_ns, *counter[last - 1 : last + 1]) - _value_at(span.start_ns, *counter[first : first + 2])
+    return fsum(
+        (joules - joules_before) * (inside_ns / (at_ns - before_ns))
+        for (before_ns, joules_before), (at_ns, joules) in pairwise(counter[first : last + 1])
+        if (inside_ns := min(at_ns, span.end_ns) - max(before_ns, span.start_ns)) > 0
+    )
 
 
 def represented(times: Sequence[int], span: Span) -> list[tuple[int, int]] | None:
@@ -205,12 +212,6 @@ def _energy_of(gpu: Sequence[GpuReading], span: Span) -> float | str:
     if any(now < before for (_, before), (_, now) in pairwise(known)):
         return f"the energy counter of {gpu[0].name} was reset"
     return _UNCOVERED
-
-
-def _value_at(at_ns: int, before: tuple[int, float], after: tuple[int, float]) -> float:
-    """A counter at a time between two of its readings."""
-    (before_ns, first), (after_ns, last) = before, after
-    return first + (last - first) * ((at_ns - before_ns) / (after_ns - before_ns))
 
 
 def _shared(gpus: Sequence[GpuReading]) -> str | None:

@@ -23,6 +23,7 @@ class HandoffCounts:
     recomputed: int = 0  # needed KV didn't arrive, so the prompt was computed again
     unknown: int = 0  # the engine doesn't report it
     whole: int = 0  # no prefill worker had the request, so the decode worker computed its prompt
+    local: int = 0  # the router left the prompt to the decode worker (``--conditional-disagg``)
     bytes: int = 0  # of KV that arrived
     seconds: float = 0.0  # total duration of the reads
 
@@ -36,7 +37,7 @@ class HandoffCounts:
 
     @property
     def requests(self) -> int:
-        return self.read + self.nothing + self.lost + self.unknown
+        return self.read + self.nothing + self.lost + self.local + self.unknown
 
     @property
     def lost(self) -> int:

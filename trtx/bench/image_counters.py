@@ -40,14 +40,14 @@ class ImageCounts:
         )
 
     @property
-    def asked(self) -> int:
+    def looked_up(self) -> int:
         """Number of images looked up in the cache."""
         return sum(self.lookups.values())
 
     @property
     def hit_rate(self) -> float | None:
         """Percentage of lookups that hit or joined another request's computation; None without lookups."""
-        return 100 * (self.asked - self.lookups.get("miss", 0)) / self.asked if self.asked else None
+        return 100 * (self.looked_up - self.lookups.get("miss", 0)) / self.looked_up if self.looked_up else None
 
     def ms(self, stage: str) -> float | None:
         """Mean time per image in a stage (in fetch: per request); None if no image passed the stage."""

@@ -26,7 +26,7 @@ from trtx.bench.judge.validity import Reason, Unchecked, Validity
 from trtx.errors import UsageError
 
 NAME = "records"  # listed with the names of the checks
-_TOLD = 3  # maximum number of files in one sentence
+_MOST_FILES = 3  # maximum number of files in one sentence
 
 Digests = Mapping[tuple[str, int], Mapping[str, FileDigest]]  # by cell and trial number
 
@@ -67,13 +67,13 @@ class Kept:
     unknown_cell: bool = False  # the cell's file has no recorded digest
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         """One sentence for each changed file."""
         return self.changed if self.rewritten is None else (*self.changed, self.rewritten)
 
     @property
     def is_intact(self) -> bool:
-        return not self.told and self.unchecked is None
+        return not self.problems and self.unchecked is None
 
     @property
     def unchecked(self) -> str | None:
@@ -143,7 +143,7 @@ class KeptDocuments:
         return (f"Changed since the run ended: {_some(self.changed)}.",) if self.changed else ()
 
     @property
-    def told(self) -> str:
+    def state(self) -> str:
         if self.changed:
             return f"changed since the run ended: {_some(self.changed)}"
         if self.unchecked is not None:
@@ -189,7 +189,7 @@ def refuse_changed(run_dir: Path, kept: Mapping[str, Kept]) -> None:
     """Raises UsageError, naming the first file, if metrics no longer match the records on disk. ``kept`` is by cell
     name.
     """
-    changed = {name: one.told for name, one in kept.items() if one.told}
+    changed = {name: one.problems for name, one in kept.items() if one.problems}
     if changed:
         first, files = next(iter(changed.items()))
         what = "records" if any(one.changed for one in kept.values()) else "metrics"
@@ -211,14 +211,14 @@ def why_unchecked(kept: Mapping[str, Kept]) -> str | None:
 
 def with_records(validity: Validity, kept: Kept) -> Validity:
     """The validity, updated: a cell whose metrics don't match its records is INVALID, whatever its earlier level."""
-    if kept.told:
-        reason = Reason(NAME, ValidityLevel.INVALID, f"{_some(kept.told)}; its metrics no longer match its records")
+    if kept.problems:
+        reason = Reason(NAME, ValidityLevel.INVALID, f"{_some(kept.problems)}; its metrics no longer match its records")
         return replace(validity, level=ValidityLevel.INVALID, reasons=(reason, *validity.reasons))
     if kept.unchecked is None:
         return validity
     return replace(validity, unchecked=(*validity.unchecked, Unchecked(NAME, kept.unchecked)))
 
 
-def _some(told: tuple[str, ...]) -> str:
-    more = f" and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-    return ", ".join(told[:_TOLD]) + more
+def _some(sentences: tuple[str, ...]) -> str:
+    more = f" and {len(sentences) - _MOST_FILES} more" if len(sentences) > _MOST_FILES else ""
+    return ", ".join(sentences[:_MOST_FILES]) + more

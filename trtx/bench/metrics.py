@@ -4,7 +4,7 @@ All formulas exclude warm-up. Latencies, lengths and tokens come from successful
 the time from the start of the first measured request to the end of the last one, failed requests included. A metric
 that can't be computed is None, never 0: no request succeeded, or a successful one lacks an input.
 
-Over a span of a trial (``windows.py``), rates count what was served within the span and divide by its length; all other
+Over a span of a trial (``phases.py``), rates count what was served within the span and divide by its length; all other
 metrics cover the requests sent within it.
 """
 
@@ -15,8 +15,8 @@ from enum import Enum
 
 from trtx.bench.failures import Reasons, count_reasons
 from trtx.bench.figures import Extent, Figures, Number, Records, Spread, metric, per_device
+from trtx.bench.phases import Span, is_in_flight_within, output_tokens_in, requests_in
 from trtx.bench.records import RecordedFormat
-from trtx.bench.windows import Span, is_in_flight_within, output_tokens_in, requests_in
 from trtx.stats.percentiles import percentile
 
 
@@ -308,7 +308,7 @@ def output_sequence_lengths(records: Records) -> list[float]:
     Number[float | None],
     title="requests with a format",
     unit="%",
-    meaning="requests that ask for a form of their answer (response_format, guided_json, …) / all requests × 100; "
+    meaning="requests that ask for structured output (response_format, guided_json, …) / all requests × 100; "
     "known for loads in which a record or extra_inputs has such a field, or tools",
     heading=Heading.FORMATS,
     label="asked",
@@ -324,7 +324,7 @@ def format_request_rate(records: Records) -> float | None:
     title="requests with tools",
     unit="%",
     meaning="requests that offer tools / all requests × 100; known for loads in which a record or extra_inputs has "
-    "tools or asks for a form of the answer",
+    "tools or asks for structured output",
     heading=Heading.FORMATS,
     label="tools",
     if_known=True,
@@ -363,7 +363,7 @@ def _share_asking(what: str, records: Records) -> float | None:
 
 
 def _answer_formats(records: Records) -> list[RecordedFormat] | None:
-    """What every request asked of the form of its answer; None if a record doesn't say it."""
+    """The requested format and the outcome of every request; None if a record lacks them."""
     known = [record.answer_format for record in records if record.answer_format is not None]
     return known if len(known) == len(records) else None
 

@@ -14,7 +14,7 @@ from trtx.bench.answers import model_name
 from trtx.config.wording import quoted
 
 _LONGEST = 60  # maximum length of a name in a sentence, in characters
-_TOLD = 3  # maximum number of names in a sentence
+_MOST_NAMES = 3  # maximum number of names in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,6 @@ def other_models(asked: str, answers: Iterable[Iterable[str]]) -> OtherModels | 
     requested = f"{quoted(asked, _LONGEST)} was requested"
     if len(counts) == 1:
         return OtherModels(False, f"answers name model {quoted(next(iter(counts)), _LONGEST)}, but {requested}")
-    told = [f"{quoted(name, _LONGEST)} ({count})" for name, count in counts.most_common(_TOLD)]
-    more = f" and {len(counts) - _TOLD} more" if len(counts) > _TOLD else ""
-    return OtherModels(True, f"answers name several models, {', '.join(told)}{more}, but {requested}")
+    names = [f"{quoted(name, _LONGEST)} ({count})" for name, count in counts.most_common(_MOST_NAMES)]
+    more = f" and {len(counts) - _MOST_NAMES} more" if len(counts) > _MOST_NAMES else ""
+    return OtherModels(True, f"answers name several models, {', '.join(names)}{more}, but {requested}")

@@ -20,7 +20,7 @@ from trtx.bench.draft_counters import DraftCounts
 from trtx.bench.files import write_text
 from trtx.bench.handoffs import HandoffCounts
 from trtx.bench.image_counters import ImageCounts, grown
-from trtx.bench.windows import Span
+from trtx.bench.phases import Span
 
 READINGS = DocumentKind("readings.json", version=1, oldest=1, since="")
 # Maximum time between an edge of the measured part and the reading that represents it. Readings come about once a

@@ -54,7 +54,7 @@ def check_dataset(spec: LoadSpec, *, context_length: int | None, is_dynamo: bool
 
 
 def asks_formats(spec: LoadSpec) -> bool:
-    """Whether a request of the load may ask for a form of its answer, or offer tools; True if that is not known."""
+    """Whether a request of the load may ask for structured output or offer tools; True if that is not known."""
     if not FORMAT_FIELDS.isdisjoint(spec.extra_inputs):
         return True
     try:
@@ -69,9 +69,9 @@ def check_guidance(spec: LoadSpec, lacks: str) -> None:
     own = RequestedFormat.of(spec.extra_inputs)
     dataset = dataset_of(spec) if spec.input_file is not None else None
     if own is not None and own.needs_guidance:
-        raise UsageError(f"extra_inputs asks for a form of each answer, but {lacks}")
+        raise UsageError(f"extra_inputs asks for structured output, but {lacks}")
     if dataset is not None and dataset.guided:
-        _refuse(dataset, dataset.guided, f"it asks for a form of its answer, but {lacks}")
+        _refuse(dataset, dataset.guided, f"it asks for structured output, but {lacks}")
 
 
 def _refuse(dataset: Dataset, where: str, problem: str) -> NoReturn:

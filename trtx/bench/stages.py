@@ -1,8 +1,8 @@
 """Splits the client's TTFT and ITL of a request into stages, by the rows that workers wrote about it. Pure.
 
 The client's times and a worker's arrival time are compared, so both must come from the same machine's clock. A split
-is None if a stage that the request must have passed is unknown. What the stages leave of the client's time is
-:data:`UNACCOUNTED`, for example messages to and from an engine that reads another clock.
+is None if the time of a stage that the request must have passed is unknown. The part of the client's time that no stage
+covers is :data:`UNACCOUNTED`, for example messages to and from an engine with another clock.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ STAGES: Mapping[str, str] = {
     QUEUE: "from then until the engine computes it: the current step's end, a free slot, KV blocks",
     MEDIA: "fetching, preparing and encoding images",
     PREFILL: "from the queue's end to the first token: the prompt's computation",
-    HANDOFF: "from prefill's token until decode has passed it on; in ITL: reading the KV",
-    FIRST_STEP: "from the arrival of the KV to the first token that decode computes",
+    HANDOFF: "until the decode worker has passed on the token of the prefill worker; in ITL: reading the KV",
+    FIRST_STEP: "from the arrival of the KV to the first token that the decode worker computes",
     DECODE: "computing the tokens after the first",
     STREAM: "from the engine's token to the client: worker, frontend, network",
     UNACCOUNTED: "the rest of the client's time",
 }
-"""Every stage in the order of a request, with its meaning. The client's own gate comes before and is not in TTFT."""
+"""Every stage in the order of a request, with its meaning. The client's own wait before it sends is not in TTFT."""
 # Clocks of two processes are read a little apart, so a difference may come out below 0 by this much.
 _SKEW_MS = 1.0
 _NEAR_SHARE, _NEAR_LEAST = 0.05, 3  # requests around a percentile whose stages are averaged
@@ -169,7 +169,7 @@ def _itl(record: RequestRecord, first: StageRow, last: StageRow) -> dict[str, fl
 
 
 def _seen(stages: dict[str, float], total: float) -> dict[str, float]:
-    """The stages without what passed before the client had the first token, which is a part of TTFT's stream."""
+    """Removes the time that passed before the client had the first token: TTFT contains it, as part of its stream."""
     hidden = max(0.0, sum(stages.values()) - total)
     kept = {}
     for stage, value in stages.items():  # in the order of a request
@@ -179,7 +179,7 @@ def _seen(stages: dict[str, float], total: float) -> dict[str, float]:
 
 
 def _complete(stages: dict[str, float], total: float) -> dict[str, float] | None:
-    """The stages with what they leave of the total; None if the clocks contradict each other."""
+    """Adds the unaccounted rest of ``total``, in ms; None if the clocks contradict each other."""
     if any(value < -_SKEW_MS for value in stages.values()):
         return None
     stages = {stage: max(0.0, value) for stage, value in stages.items()}

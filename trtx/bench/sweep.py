@@ -30,12 +30,12 @@ from trtx.bench.journal import (
 from trtx.bench.judge.steadiness import Steadiness, judge_warm_up
 from trtx.bench.load import Load, LoadSpec, Target
 from trtx.bench.metrics import request_count
+from trtx.bench.phases import Phases, phases_of, sent_in
 from trtx.bench.readings import ServerReading, write_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.bench.sent_dataset import prepare_dataset
 from trtx.bench.stage_rows import write_rows
 from trtx.bench.trial_readings import Watch
-from trtx.bench.windows import Phases, phases_of, sent_in
 from trtx.errors import LoadGeneratorError
 
 POLL_S = 0.25
@@ -134,15 +134,15 @@ def changed_files(run_dir: Path, target: Target, spec: LoadSpec) -> tuple[str, .
     """For trials that ended but are no longer usable: one sentence for each file that has changed since."""
     digests = digests_in(read_journal(run_dir))
     held = held_trials(run_dir, target, spec)
-    told: list[str] = []
+    changed: list[str] = []
     for trial in planned_trials(spec):
         name = cell_name(target.topology, trial.load)
         directory = trial_directory(cell_directory(run_dir, name), trial.number)
         if trial in held or not directory.is_dir():  # an earlier resumption has set it aside
             continue
         changes = changes_since(directory, digests.get((name, trial.number), {}))
-        told += [f"{name}/{one}" for one in (*changes.changed, *(f"{file} is gone" for file in changes.gone))]
-    return tuple(told)
+        changed += [f"{name}/{one}" for one in (*changes.changed, *(f"{file} is gone" for file in changes.gone))]
+    return tuple(changed)
 
 
 def rewrite_cells(run_dir: Path, target: Target, spec: LoadSpec) -> None:
@@ -255,13 +255,15 @@ class _Measured:
         before = None if self._restarts is None else len(self._restarts())
         self.exit_code = None
         watch = Watch(self._read_server)
-        if self._take_rows is not None:
-            self._take_rows()  # of requests before this trial
+        take_rows = self._take_rows or (lambda: ())
+        take_rows()  # rows of requests before this trial
+        rows: list[str] = []
         try:
             with watch, Aiperf(self.host, argv, self.files.console) as aiperf:
                 while (code := aiperf.poll(POLL_S)) is None:
                     if (self.files.directory / RECORDS_FILE).exists():
                         on_progress(self._progress("running"))
+                    rows += take_rows()
                     self._check_moves()
                     still_serving()
                 self.exit_code = code
@@ -270,7 +272,8 @@ class _Measured:
             try:
                 if watch.readings and self.files.directory.is_dir():
                     write_readings(self.files.directory, watch.readings)
-                if self._take_rows is not None and (rows := self._take_rows()) and self.files.directory.is_dir():
+                rows += take_rows()
+                if rows and self.files.directory.is_dir():
                     write_rows(self.files.directory, rows)
             finally:
                 self.journal.note(

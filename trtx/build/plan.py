@@ -14,7 +14,6 @@ from trtx.build.manifest import code_hash, key_of, tool_versions
 from trtx.build.source import Source, read_source
 from trtx.build.tensorrt import check_backend
 from trtx.checkpoint import read_model_config
-from trtx.checkpoint.experts import EXPERT_FORMATS
 from trtx.config import (
     ModelFacts,
     ResolvedEngineConfig,
@@ -129,8 +128,8 @@ def _check(request: BuildRequest, source: Source) -> Calibration | None:
                 f"{error}; trtx build quantizes and proves with the torch engine alone, so build with --quant "
                 f"{NO_FORMAT} and serve that with trtx serve --engine tensorrt-llm"
             ) from error
-        if config.experts is not None and form.algorithm not in EXPERT_FORMATS:
-            loaded = [name for name, other in FORMATS.items() if other.algorithm in EXPERT_FORMATS]
+        if config.experts is not None and form.algorithm not in config.experts.formats:
+            loaded = [name for name, other in FORMATS.items() if other.algorithm in config.experts.formats]
             raise UnsupportedModel(
                 f"{source.name} is a mixture of experts, and the torch engine loads no experts in {form.algorithm}; "
                 f"choose --quant {' or '.join([*loaded, NO_FORMAT])}"

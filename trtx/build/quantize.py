@@ -12,6 +12,7 @@ from trtx.build.formats import FORMATS
 from trtx.build.progress import Tell
 from trtx.checkpoint.weight_index import weight_files
 from trtx.errors import UsageError
+from trtx.garbage import nothing_of_it_is_garbage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,9 +47,10 @@ def quantize(job: QuantizeJob, tell: Tell) -> None:
     from trtx.checkpoint.model_config import read_model_config
 
     read_model_config(Path(job.source))  # refuses an unsupported model before the long import
-    import modelopt.torch.quantization as mtq
-    from modelopt.torch.export import export_hf_checkpoint
-    from transformers import AutoTokenizer
+    with nothing_of_it_is_garbage():
+        import modelopt.torch.quantization as mtq
+        from modelopt.torch.export import export_hf_checkpoint
+        from transformers import AutoTokenizer
 
     tell("loading", 0, 0)
     model = _load(job)

@@ -52,6 +52,7 @@ class ExpertProducts:
 
     modules: tuple[LinearModule, ...]
     loading: Loading | None
+    has_bias: bool = False
 
     def is_kept(self, *, scaled_products: bool) -> bool:
         """As :meth:`Product.is_kept`, for all experts."""
@@ -122,7 +123,24 @@ def expert_products(config: ModelConfig, layer: int) -> ExpertProducts | None:
         )
         for name, (rows, columns) in shapes.items()
     )  # fmt: skip
-    return ExpertProducts(modules, quantization.loading if quantization is not None and is_quantized else None)
+    loading = quantization.loading if quantization is not None and is_quantized else None
+    return ExpertProducts(modules, loading, experts.has_bias)
+
+
+def layer_vectors(config: ModelConfig, layer: int) -> dict[str, TensorSpec]:
+    """Returns the vectors of a layer besides norms and the biases of matmuls: attention sinks, the router's bias."""
+    found: dict[str, TensorSpec] = {}
+    if config.has_sinks:
+        found[sinks_name(layer)] = TensorSpec((config.num_heads,))
+    experts = config.layer_experts(layer)
+    if experts is not None and experts.has_bias:
+        found[f"{router_name(experts, layer)}.bias"] = TensorSpec((experts.count,))
+    return found
+
+
+def sinks_name(layer: int) -> str:
+    """Returns the name of a layer's attention sinks, ``[heads]``."""
+    return f"model.layers.{layer}.self_attn.sinks"
 
 
 def layer_norms(config: ModelConfig, layer: int) -> dict[str, TensorSpec]:
@@ -155,10 +173,14 @@ def checkpoint_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
                 found |= {f"{module.name}.{suffix}": tensor for suffix, tensor in module.tensors.items()}
             if product.has_bias:
                 found |= {f"{module.name}.bias": TensorSpec((module.rows,)) for module in product.modules}
-        if (experts := expert_products(config, layer)) is not None:
-            found[router_name(layer)] = TensorSpec(config.router_shape)
-            for module in experts.modules:
+        found |= layer_vectors(config, layer)
+        if (experts := config.layer_experts(layer)) is not None:
+            found[f"{router_name(experts, layer)}.weight"] = TensorSpec(config.router_shape)
+        if (products := expert_products(config, layer)) is not None:
+            for module in products.modules:
                 found |= {f"{module.name}.{suffix}": tensor for suffix, tensor in module.tensors.items()}
+                if products.has_bias:
+                    found[f"{module.name}.bias"] = TensorSpec((module.rows,))
         if has_kv_scales:
             found |= {name: TensorSpec((), "float32", is_optional=True) for name in kv_scale_names(layer)}
     found[EMBEDDING] = TensorSpec((config.vocab_size, config.hidden_size))

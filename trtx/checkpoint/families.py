@@ -33,8 +33,11 @@ class Family:
     head_dim if it is missing or null. ``window``: whether ``sliding_window`` applies only if ``use_sliding_window`` is
     true ("switched"), the class does not have the field ("unknown"), or it applies whatever the switch says ("always").
     "whole" is "switched" for all layers at once: the model reads no ``max_window_layers`` and no ``layer_types``.
-    ``aliases``: other names of fields, as in the class's ``attribute_map``. ``has_experts``: the MLPs of some layers
-    are mixtures of experts (:mod:`trtx.checkpoint.experts`).
+    "alternating" is "always", and without ``layer_types`` every second layer slides, from the first one on.
+    ``aliases``: other names of fields, as in the class's ``attribute_map``. ``experts``: the MLPs of some layers are
+    mixtures of experts, with the fields and the arithmetic of this model (:mod:`trtx.checkpoint.experts`).
+    ``silent_rope``: the class's ``rope_parameters`` if the file has none. ``has_sinks``: each head has a learned logit
+    in the denominator of its softmax.
     """
 
     model_type: str
@@ -42,13 +45,15 @@ class Family:
     theta: float = DEFAULT_THETA
     kv_heads: Literal["derived", "stated"] = "derived"
     derives_head_dim: bool = False
-    window: Literal["switched", "unknown", "always", "whole"] = "switched"
+    window: Literal["switched", "unknown", "always", "whole", "alternating"] = "switched"
     qkv_bias: bool | None = None  # None: attention_bias decides, for the output projection too; else it is ignored
     qk_norm: bool = False
     takes_head_dim: bool = True  # False: always hidden_size / num_attention_heads; the field is ignored
     mrope: MropeSections | None = None
-    has_experts: bool = False
+    experts: Literal["qwen3_moe", "gpt_oss"] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    silent_rope: Mapping[str, Any] | None = None
+    has_sinks: bool = False
 
 
 def decoder_defaults(
@@ -117,8 +122,26 @@ FAMILIES: Mapping[str, Family] = {
         derives_head_dim=True,
         window="whole",
         qk_norm=True,
-        has_experts=True,
+        experts="qwen3_moe",
         aliases={"num_experts": "num_local_experts"},
+    ),
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        decoder_defaults(
+            201088, 2880, 2880, 36, 64, 131072, num_key_value_heads=8, head_dim=64, sliding_window=128,
+            num_local_experts=128, num_experts_per_tok=4, swiglu_alpha=1.702, swiglu_limit=7.0, attention_bias=True,
+            **_SILU, **UNTIED,
+        ) | {"rms_norm_eps": 1e-5},
+        theta=150000.0,
+        derives_head_dim=True,
+        window="alternating",
+        experts="gpt_oss",
+        aliases={"num_experts": "num_local_experts"},
+        silent_rope={
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        has_sinks=True,
     ),
 }  # fmt: skip
 """By architecture."""

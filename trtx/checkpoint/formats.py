@@ -24,7 +24,7 @@ SCALED_MULTIPLE = 16
 """torch._scaled_mm requires rows and columns to be multiples of this."""
 NVFP4_BLOCK = 16
 AWQ_GROUP = 128
-_MX_BLOCK = 32
+MX_BLOCK = 32
 _FP8_BLOCK = 128  # rows and columns
 _LARGE = 1 << 20  # rows and columns of an example module; all block and group sizes divide it
 
@@ -171,8 +171,8 @@ def _nvfp4_awq(rows: int, columns: int, group: int) -> dict[str, TensorSpec]:
 
 def _mxfp4(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
     return {
-        "blocks": TensorSpec((rows, columns // _MX_BLOCK, _MX_BLOCK // 2), "uint8"),
-        "scales": TensorSpec((rows, columns // _MX_BLOCK), "uint8"),
+        "blocks": TensorSpec((rows, columns // MX_BLOCK, MX_BLOCK // 2), "uint8"),
+        "scales": TensorSpec((rows, columns // MX_BLOCK), "uint8"),
     }
 
 

@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.documents import Fields, config_fields, shown, shown_name
-from trtx.checkpoint.experts import EXPERT_FIELDS, EXPERT_FORMATS, ExpertConfig, expert_modules, read_experts
+from trtx.checkpoint.experts import (
+    EXPERT_FIELDS,
+    MXFP4,
+    ExpertConfig,
+    expert_modules,
+    read_experts,
+    read_gpt_oss_experts,
+)
 from trtx.checkpoint.families import FAMILIES, NESTED_FAMILIES, Family
-from trtx.checkpoint.formats import DTYPES
+from trtx.checkpoint.formats import DTYPES, MX_BLOCK
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
 from trtx.checkpoint.rope import RopeConfig, read_rope
@@ -44,13 +51,13 @@ LARGEST = {
 larger value is an error, which would otherwise appear only after a long time of counting and allocating."""
 
 _MISSING = {
-    "GptOssForCausalLM": "attention sinks, and experts with biases and a clamped gate",
     "Gemma3ForCausalLM": "norms after attention and MLP, a GELU gate, and two rotary bases in one model",
 }
 """What the torch engine lacks for architectures whose attention windows it computes."""
 
+_FIELDS_OF_EXPERTS: frozenset[str] = frozenset().union(*EXPERT_FIELDS.values())
 KNOWN = frozenset((
-    *LARGEST, *EXPERT_FIELDS, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
+    *LARGEST, *_FIELDS_OF_EXPERTS, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
     "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
 ))  # fmt: skip
@@ -82,6 +89,7 @@ class ModelConfig:
     vision: VisionConfig | None = None  # the wrapper's multimodal inputs
     windows: Windows = ()
     experts: ExpertConfig | None = None
+    has_sinks: bool = False  # each head has a learned logit in the denominator of its softmax, without a value
 
     def layer_experts(self, layer: int) -> ExpertConfig | None:
         """Returns the experts of a layer, or None if its MLP is dense."""
@@ -111,10 +119,26 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     architecture = _architecture(config)
     if architecture in WRAPPERS:
         return _read_wrapped(config, architecture, model_dir)
-    _refuse_unknown(config, architecture, FAMILIES[architecture])
+    family = FAMILIES[architecture]
+    _refuse_unknown(config, architecture, family)
     quantization = read_quantization(model_dir, config.values)
+    if family.experts == "gpt_oss" and quantization is not None and quantization.algorithm == MXFP4:
+        _check_mxfp4(config, quantization)
+        return _parse(config, architecture, family, None, model_dir, is_mxfp4=True)
     check_loadable(quantization, model_dir, config.values)
-    return _parse(config, architecture, FAMILIES[architecture], quantization, model_dir)
+    return _parse(config, architecture, family, quantization, model_dir)
+
+
+def _check_mxfp4(config: Fields, quantization: Quantization) -> None:
+    """Refuses an MXFP4 checkpoint whose experts are not all quantized as published ones are."""
+    if any("experts" in module for module in quantization.excluded):
+        raise UnsupportedModel(
+            f"{quantization.source} excludes experts from {MXFP4}, and the torch engine expects all experts of a "
+            "gpt-oss in one format; use the original checkpoint or the engine tensorrt-llm"
+        )
+    for name in ("hidden_size", "intermediate_size"):
+        if config.count(name, most=LARGEST[name]) % MX_BLOCK:
+            config.refuse(name, f"a multiple of {MX_BLOCK}, the block of {MXFP4}")
 
 
 def _architecture(config: Fields) -> str:
@@ -166,7 +190,7 @@ def _text_family(text: Fields, wrapper: Wrapper) -> tuple[str, Family]:
 
     The family follows from ``model_type``, as in transformers; ``architectures`` may be missing there.
     """
-    dense = {family.model_type: (name, family) for name, family in FAMILIES.items() if not family.has_experts}
+    dense = {family.model_type: (name, family) for name, family in FAMILIES.items() if family.experts is None}
     known = dense if wrapper.text_type is None else {wrapper.text_type: ("", NESTED_FAMILIES[wrapper.text_type])}
     kind = text.word("model_type", f"one of {', '.join(known)}")
     if kind not in known:
@@ -192,7 +216,7 @@ def _refuse_unknown(config: Fields, architecture: str, family: Family) -> None:
             )
     for name, value in config.values.items():
         is_known = name in KNOWN or name in ONLY or name in WITHOUT_EFFECT or name.startswith(PREFIXES_WITHOUT_EFFECT)
-        is_known &= family.has_experts or name not in EXPERT_FIELDS
+        is_known &= name in EXPERT_FIELDS[family.experts] or name not in _FIELDS_OF_EXPERTS
         if value and not is_known:
             config.refuse_here(
                 name,
@@ -202,16 +226,32 @@ def _refuse_unknown(config: Fields, architecture: str, family: Family) -> None:
 
 
 def _parse(
-    config: Fields, architecture: str, family: Family, quantization: Quantization | None, model_dir: Path
+    config: Fields,
+    architecture: str,
+    family: Family,
+    quantization: Quantization | None,
+    model_dir: Path,
+    *,
+    is_mxfp4: bool = False,
 ) -> ModelConfig:
     sizes = {name: config.count(name, most=LARGEST[name]) for name in LARGEST if _is_needed(name, config, family)}
     heads, kv_heads, head_dim = _heads(config, family, sizes)
     attention_bias = config.flag("attention_bias", missing=False)
     seed, std = _synthetic(config)
     stated = sizes["max_position_embeddings"]
-    rope = read_rope(config, default_theta=family.theta, max_position=stated, mrope=family.mrope, head_dim=head_dim)
+    rope = read_rope(
+        config, default_theta=family.theta, max_position=stated, mrope=family.mrope, head_dim=head_dim,
+        silent=family.silent_rope,
+    )  # fmt: skip
     max_position = rope.longest(stated)
-    experts = read_experts(config, sizes["num_hidden_layers"]) if family.has_experts else None
+    experts = None
+    if family.experts == "qwen3_moe":
+        experts = read_experts(config, sizes["num_hidden_layers"])
+    elif family.experts == "gpt_oss":
+        original = rope.original_max_position if rope.yarn is not None else stated
+        experts = read_gpt_oss_experts(
+            config, sizes["num_hidden_layers"], original_positions=original, is_mxfp4=is_mxfp4
+        )
     if experts is not None and quantization is not None:
         _check_quantized_experts(experts, sizes["hidden_size"], quantization)
     return ModelConfig(
@@ -236,6 +276,7 @@ def _parse(
         quantization=quantization,
         windows=read_windows(config, family, sizes["num_hidden_layers"], max_position),
         experts=experts,
+        has_sinks=family.has_sinks,
     )
 
 
@@ -244,11 +285,11 @@ def _check_quantized_experts(experts: ExpertConfig, hidden: int, quantization: Q
     for layer, is_sparse in enumerate(experts.sparse):
         modules = expert_modules(experts, hidden, layer) if is_sparse else {}
         covered = [module for module in modules if quantization.covers(module)]
-        if covered and quantization.algorithm not in EXPERT_FORMATS:
+        if covered and quantization.algorithm not in experts.formats:
+            formats = ", ".join(experts.formats) or f"in {MXFP4} as published"
             raise UnsupportedModel(
                 f"{quantization.source} quantizes experts to {quantization.algorithm}, and the torch engine computes "
-                f"experts in full precision or {', '.join(EXPERT_FORMATS)}; use the original checkpoint or the engine "
-                "tensorrt-llm"
+                f"experts in full precision or {formats}; use the original checkpoint or the engine tensorrt-llm"
             )
         if covered and (excluded := [module for module in modules if not quantization.covers(module)]):
             raise UnsupportedModel(

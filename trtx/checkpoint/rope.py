@@ -86,16 +86,24 @@ class RopeConfig:
 
 
 def read_rope(
-    config: Fields, *, default_theta: float, max_position: int, mrope: MropeSections | None = None, head_dim: int = 0
+    config: Fields,
+    *,
+    default_theta: float,
+    max_position: int,
+    mrope: MropeSections | None = None,
+    head_dim: int = 0,
+    silent: Mapping[str, Any] | None = None,
 ) -> RopeConfig:
     """Reads ``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling`` (earlier releases).
 
     ``default_theta``: the default of the config class. ``max_position``: ``max_position_embeddings``. ``mrope``: for a
-    family with three positions per token; the sum of its sections must be half of ``head_dim``. Raises UsageError for a
-    missing field, for a contradiction between the two places, and for types and fields that the torch engine does not
-    support.
+    family with three positions per token; the sum of its sections must be half of ``head_dim``. ``silent``: the
+    config class's own ``rope_parameters`` if the file has none. Raises UsageError for a missing field, for a
+    contradiction between the two places, and for types and fields that the torch engine does not support.
     """
     stated = _the_one_place(config)
+    if stated is None and silent is not None and not config.has("rope_parameters"):
+        stated = Fields(silent, config.file, "rope_parameters.")
     kind = "default" if stated is None else _kind(stated, mrope)
     theta = _theta(config, stated, default_theta)
     _check_rotary_share(config, stated)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from trtx.checkpoint.decoder_shapes import gpt_oss, llama3, mistral, qwen2, qwen3, qwen3_moe
 from trtx.checkpoint.tokenizer import LLAVA_TOKENS, NUMBERED_TOKENS, QWEN_TOKENS, MediaTokens
 from trtx.checkpoint.vision_shapes import (
     LLAVA_PROCESSOR,
@@ -42,142 +43,6 @@ class SyntheticShape:
     seed: int = 0
 
 
-def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool) -> dict[str, Any]:
-    """Returns the config of a dense Qwen3, after Qwen/Qwen3-*: 40,960 positions, theta 1e6, always head_dim 128."""
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": intermediate,
-        "max_position_embeddings": 40960,
-        "max_window_layers": layers,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-6,
-        "rope_scaling": None,
-        "rope_theta": 1000000.0,
-        "sliding_window": None,
-        "tie_word_embeddings": tied,
-        "torch_dtype": "bfloat16",
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": 151936,
-    }
-
-
-def _qwen3_moe(
-    hidden: int, layers: int, heads: int, kv_heads: int, *, experts: int, per_token: int, expert_width: int
-) -> dict[str, Any]:
-    """Returns the config of a mixture of experts, after Qwen/Qwen3-30B-A3B: every layer has experts."""
-    return _qwen3(hidden, layers, heads, kv_heads, 3 * hidden, tied=False) | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": expert_width,
-        "norm_topk_prob": True,
-        "num_experts": experts,
-        "num_experts_per_tok": per_token,
-        "output_router_logits": False,
-        "router_aux_loss_coef": 0.001,
-    }
-
-
-def _qwen2(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
-    """Returns the config of a dense Qwen2.5, after Qwen/Qwen2.5-7B-Instruct.
-
-    It has biases on q, k and v, an untied head and no head_dim field.
-    """
-    return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": intermediate,
-        "max_position_embeddings": 32768,
-        "max_window_layers": layers,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "sliding_window": None,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": vocab,
-    }
-
-
-def _llama3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int) -> dict[str, Any]:
-    """Returns the config of a dense Llama 3.1, after meta-llama/Llama-3.1-8B-Instruct.
-
-    It has 131,072 positions by rope scaling of type llama3.
-    """
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": intermediate,
-        "max_position_embeddings": 131072,
-        "mlp_bias": False,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": kv_heads,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-5,
-        "rope_scaling": {
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        },
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "use_cache": True,
-        "vocab_size": vocab,
-    }
-
-
-def _mistral(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, window: int) -> dict[str, Any]:
-    """Returns the config of a Mistral, after mistralai/Mistral-7B-v0.1: every layer attends to a window."""
-    return {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": intermediate,
-        "max_position_embeddings": 32768,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "sliding_window": window,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "use_cache": True,
-        "vocab_size": 32000,
-    }
-
-
 # float32: tests compare greedy tokens with transformers on a CPU, and rounding decides ties in bfloat16.
 _SMALL: dict[str, Any] = {"torch_dtype": "float32", "max_position_embeddings": 8192}
 
@@ -185,14 +50,14 @@ _SHAPES = (
     SyntheticShape(
         "tiny",
         "Qwen3 architecture, 4 layers, 256 wide, random, float32: for a CPU",
-        _qwen3(256, 4, 8, 2, 768, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 10000.0},
+        qwen3(256, 4, 8, 2, 768, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 10000.0},
         stored=True,
     ),
     SyntheticShape(
         "tiny-trained",
         "Qwen3 architecture, 4 layers, 256 wide, trained on small tasks: what a machine without a GPU serves",
         # Every dimension a multiple of 128, so that every quantization format fits.
-        _qwen3(256, 4, 4, 2, 512, tied=True)
+        qwen3(256, 4, 4, 2, 512, tied=True)
         | {"head_dim": 64, "vocab_size": 1024, "rope_theta": 10000.0, "max_position_embeddings": 8192},
         stored=True,
         trained=True,
@@ -200,7 +65,7 @@ _SHAPES = (
     SyntheticShape(
         "tiny-tools",
         "Qwen3 architecture, 4 layers, 128 wide, trained to call tools and to think: for tests and demos on a CPU",
-        _qwen3(128, 4, 4, 2, 256, tied=True)
+        qwen3(128, 4, 4, 2, 256, tied=True)
         | {"head_dim": 32, "vocab_size": 1024, "rope_theta": 10000.0, "max_position_embeddings": 8192},
         stored=True,
         trained=True,
@@ -208,14 +73,14 @@ _SHAPES = (
     SyntheticShape(
         "tiny-qwen2",
         "Qwen2.5 architecture (biases on q, k, v), 3 layers, random, float32: for tests",
-        _qwen2(256, 3, 4, 2, 768, 4096) | _SMALL | {"rope_theta": 10000.0},
+        qwen2(256, 3, 4, 2, 768, 4096) | _SMALL | {"rope_theta": 10000.0},
         stored=True,
     ),
     SyntheticShape(
         "tiny-llama",
         "Llama 3.1 architecture (llama3 rope scaling, untied head), 3 layers, random, float32: for tests",
         # 8,192 positions from an original 1,024, so that all three branches of the scaling apply.
-        _llama3(256, 3, 8, 2, 768, 4096)
+        llama3(256, 3, 8, 2, 768, 4096)
         | _SMALL
         | {
             "rope_scaling": {
@@ -231,15 +96,38 @@ _SHAPES = (
     SyntheticShape(
         "tiny-moe",
         "Qwen3-MoE architecture (16 experts, 4 for a token), 3 layers, random, float32: for a CPU",
-        _qwen3_moe(128, 3, 4, 2, experts=16, per_token=4, expert_width=96)
+        qwen3_moe(128, 3, 4, 2, experts=16, per_token=4, expert_width=96)
         | _SMALL
         | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 10000.0},
         stored=True,
     ),
     SyntheticShape(
+        "tiny-gpt-oss",
+        "gpt-oss architecture (sinks, windows of 32, 16 experts, 4 for a token), 4 layers, random, float32: for a CPU",
+        # 8,192 positions from an original 1,024. The limit is low, so that it clamps some gates of random experts.
+        gpt_oss(128, 4, 4, 2, experts=16, per_token=4, expert_width=96)
+        | _SMALL
+        | {
+            "head_dim": 32,
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 1024,
+                "rope_type": "yarn",
+                "truncate": False,
+            },
+            "rope_theta": 10000.0,
+            "sliding_window": 32,
+            "swiglu_limit": 2.0,
+            "vocab_size": 4096,
+        },
+        stored=True,
+    ),
+    SyntheticShape(
         "tiny-vl",
         "LLaVA architecture (CLIP tower, Qwen3 decoder), 2 layers each, random, float32: for tests",
-        llava(_qwen3(128, 2, 4, 2, 256, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 1e4}),
+        llava(qwen3(128, 2, 4, 2, 256, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 1e4}),
         media=LLAVA_TOKENS,
         processor=LLAVA_PROCESSOR,
         stored=True,
@@ -248,7 +136,7 @@ _SHAPES = (
         "tiny-vl-trained",
         "LLaVA architecture, trained on drawn images (colours, shapes, places, counts, digits): for a CPU",
         llava(
-            _qwen3(128, 3, 4, 2, 256, tied=True)
+            qwen3(128, 3, 4, 2, 256, tied=True)
             | {"head_dim": 32, "vocab_size": 1024, "rope_theta": 10000.0, "max_position_embeddings": 8192},
             layers=3,
         ),
@@ -261,7 +149,7 @@ _SHAPES = (
         "tiny-qwen2.5-vl",
         "Qwen2.5-VL architecture (positions of three parts), 2 layers, random, float32: for tests",
         qwen2_5_vl(
-            _qwen2(128, 2, 4, 2, 256, 4096) | _SMALL | {"rope_theta": 10000.0},
+            qwen2(128, 2, 4, 2, 256, 4096) | _SMALL | {"rope_theta": 10000.0},
             [4, 6, 6],
             {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "window_size": 56},
             full=[1],
@@ -274,7 +162,7 @@ _SHAPES = (
         "tiny-qwen3-vl",
         "Qwen3-VL architecture (interleaved positions, deepstack), 3 layers, random, float32: for tests",
         qwen3_vl(
-            _qwen3(128, 3, 4, 2, 256, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 1e4},
+            qwen3(128, 3, 4, 2, 256, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 1e4},
             [6, 5, 5],
             {"depth": 3, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "num_position_embeddings": 64},
             deepstack=[0, 1],
@@ -286,48 +174,53 @@ _SHAPES = (
     SyntheticShape(
         "qwen3-0.6b",
         "Qwen3-0.6B, random weights drawn on the device",
-        _qwen3(1024, 28, 16, 8, 3072, tied=True),
+        qwen3(1024, 28, 16, 8, 3072, tied=True),
     ),
     SyntheticShape(
         "qwen3-1.7b",
         "Qwen3-1.7B, random weights drawn on the device",
-        _qwen3(2048, 28, 16, 8, 6144, tied=True),
+        qwen3(2048, 28, 16, 8, 6144, tied=True),
     ),
     SyntheticShape(
         "qwen3-8b",
         "Qwen3-8B, random weights drawn on the device",
-        _qwen3(4096, 36, 32, 8, 12288, tied=False),
+        qwen3(4096, 36, 32, 8, 12288, tied=False),
     ),
     SyntheticShape(
         "qwen3-32b",
         "Qwen3-32B, random weights drawn on the device",
-        _qwen3(5120, 64, 64, 8, 25600, tied=False),
+        qwen3(5120, 64, 64, 8, 25600, tied=False),
     ),
     SyntheticShape(
         "qwen3-30b-a3b",
         "Qwen3-30B-A3B (128 experts, 8 for a token), random weights drawn on the device",
-        _qwen3_moe(2048, 48, 32, 4, experts=128, per_token=8, expert_width=768),
+        qwen3_moe(2048, 48, 32, 4, experts=128, per_token=8, expert_width=768),
+    ),
+    SyntheticShape(
+        "gpt-oss-20b",
+        "gpt-oss-20b (32 experts, 4 for a token), experts in bfloat16, random weights drawn on the device",
+        gpt_oss(2880, 24, 64, 8, experts=32, per_token=4, expert_width=2880),
     ),
     SyntheticShape(
         "llama-3.1-8b",
         "Llama-3.1-8B, random weights drawn on the device",
-        _llama3(4096, 32, 32, 8, 14336, 128256),
+        llama3(4096, 32, 32, 8, 14336, 128256),
     ),
     SyntheticShape(
         "mistral-7b",
         "Mistral-7B-v0.1 (every layer attends to a window of 4,096), random weights drawn on the device",
-        _mistral(4096, 32, 32, 8, 14336, 4096),
+        mistral(4096, 32, 32, 8, 14336, 4096),
     ),
     SyntheticShape(
         "qwen2.5-7b",
         "Qwen2.5-7B, random weights drawn on the device",
-        _qwen2(3584, 28, 28, 4, 18944, 152064),
+        qwen2(3584, 28, 28, 4, 18944, 152064),
     ),
     SyntheticShape(
         "qwen2.5-vl-7b",
         "Qwen2.5-VL-7B, random weights drawn on the device",
         qwen2_5_vl(
-            _qwen2(3584, 28, 28, 4, 18944, 152064) | {"max_position_embeddings": 128000},
+            qwen2(3584, 28, 28, 4, 18944, 152064) | {"max_position_embeddings": 128000},
             [16, 24, 24],
             {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16},
             full=[7, 15, 23, 31],

@@ -11,7 +11,7 @@ from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UsageError
 
 _MOST_RANKS = 8
-_EXPERT_SIZE = "moe_expert_parallel_size"
+_EXPERT_SIZE, _COLUMN_SIZE = "moe_expert_parallel_size", "moe_tensor_parallel_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,11 @@ class RankSizes:
     """How many ranks split the layers, and how the same ranks split the experts.
 
     ``expert_ranks`` is TensorRT-LLM's ``moe_expert_parallel_size``: each of so many ranks holds other experts. The
-    number of ranks that split the columns of one expert, ``moe_tensor_parallel_size``, follows from the two.
+    number of ranks that split the columns of one expert, ``moe_tensor_parallel_size``, follows from the two. Rank r
+    holds group ``r % expert_ranks`` of the experts and part ``r // expert_ranks`` of their columns, like
+    ``moe_ep_rank`` and ``moe_tp_rank`` of ``Mapping`` in ``tensorrt_llm/mapping.py`` (compared at commit b35ac1b64368;
+    the same at 05ebebb2c1d3). ``Mapping`` also divides by ``moe_cluster_size``, which is deprecated, and which the
+    torch engine refuses.
     """
 
     ranks: int = 1
@@ -38,7 +42,7 @@ class RankSizes:
             columns = max(1, ranks // experts)
         if columns * experts != ranks:
             raise UsageError(
-                f"moe_tensor_parallel_size x {_EXPERT_SIZE} is {columns} x {experts}, and tensor_parallel_size is "
+                f"{_COLUMN_SIZE} x {_EXPERT_SIZE} is {columns} x {experts}, and tensor_parallel_size is "
                 f"{ranks}; expected a product of {ranks}, because the same ranks split attention and experts"
             )
         return cls(ranks, experts)
@@ -103,15 +107,31 @@ def check_ranks(config: ModelConfig, sizes: RankSizes) -> None:
         raise UsageError(f"{asked}, which does not divide {problem}; expected {fitting}")
 
 
+def check_expert_sizes(config: ModelConfig, moe_tensor: int | None, moe_expert: int | None) -> None:
+    """Raises UsageError if an engine config states a size of experts for a model without experts.
+
+    None or -1: not stated. TensorRT-LLM accepts such a size, which changes nothing there.
+    """
+    if config.experts is not None and any(config.experts.sparse):
+        return
+    for name, size in ((_COLUMN_SIZE, moe_tensor), (_EXPERT_SIZE, moe_expert)):
+        if (size or 0) > 0:
+            raise UsageError(
+                f"{name} is {size}, and this {config.architecture} has no experts; leave it out, --tp is enough"
+            )
+
+
 def _check_expert_ranks(config: ModelConfig, sizes: RankSizes) -> None:
-    experts, asked = config.experts, f"{_EXPERT_SIZE} is {sizes.expert_ranks}"
     if sizes.expert_ranks == 1:
         return
-    if experts is None or not any(experts.sparse):
-        raise UsageError(f"{asked}, and this {config.architecture} has no experts; leave it out, --tp is enough")
-    if experts.count % sizes.expert_ranks:
+    check_expert_sizes(config, None, sizes.expert_ranks)
+    experts = config.experts
+    if experts is not None and experts.count % sizes.expert_ranks:
         fitting = _fitting(lambda ranks: experts.count % ranks == 0)
-        raise UsageError(f"{asked}, which does not divide the model's {experts.count} experts; expected {fitting}")
+        raise UsageError(
+            f"{_EXPERT_SIZE} is {sizes.expert_ranks}, which does not divide the model's {experts.count} experts; "
+            f"expected {fitting}"
+        )
 
 
 def _obstacle(config: ModelConfig, sizes: RankSizes) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtx.checkpoint.dense import EMBEDDING, HEAD, checkpoint_tensors
+from trtx.checkpoint.experts import ExpertConfig, stack_place
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.vision import stored_name
 
@@ -45,10 +46,35 @@ def write_random_weights(
         tensors[name] = _draw(name, stored.shape, seed)
         if name in (EMBEDDING, HEAD):
             tensors[name][list(fragment_ids)] *= np.float32(FRAGMENT_SCALE)
+    if config.experts is not None and config.experts.is_interleaved:
+        tensors = _interleaved(tensors, config.experts, config.hidden_size)
     tensors = {stored_name(config.architecture, name): value for name, value in tensors.items()}
     tensors |= {name: _draw_tower(name, shape, seed) for name, shape in tower.items()}
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(0o644)  # safetensors writes 0600
+
+
+def _interleaved(tensors: Mapping[str, FLOATS], experts: ExpertConfig, hidden: int) -> dict[str, FLOATS]:
+    """Joins the tensors of single experts to those of all experts of a layer, as transformers saves a gpt-oss."""
+    import numpy as np
+
+    found: dict[str, FLOATS] = {}
+    stacks: dict[str, FLOATS] = {}
+    for name, value in tensors.items():
+        place = stack_place(experts, hidden, name)
+        if place is None:
+            found[name] = value
+        else:
+            stacks.setdefault(place.stack, np.empty(place.shape, np.float32))[place.index] = value
+    for name, stack in stacks.items():
+        count, rows = stack.shape[:2]
+        if "gate_up" in name:  # from rows of gate, then of up, to one of each in turn
+            stack = stack.reshape(count, 2, rows // 2, -1).swapaxes(1, 2).reshape(stack.shape)
+        if name.endswith(".bias"):
+            found[f"{name.removesuffix('.bias')}_bias"] = stack
+        else:
+            found[name] = np.ascontiguousarray(stack.swapaxes(1, 2))
+    return found
 
 
 def _draw(name: str, shape: tuple[int, ...], seed: int) -> FLOATS:
@@ -60,6 +86,8 @@ def _draw(name: str, shape: tuple[int, ...], seed: int) -> FLOATS:
         # that attention selects some tokens instead of averaging all.
         center = 2.0 if "q_norm" in name or "k_norm" in name else 1.0
         return np.asarray(center + 0.2 * values, dtype=np.float32)
+    if name.endswith(".sinks"):  # wide, so that some heads attend to little
+        return np.asarray(2.0 * values, dtype=np.float32)
     if name.endswith(".bias"):
         return np.asarray(0.5 * values, dtype=np.float32)
     std = EMBEDDING_STD if name in (EMBEDDING, HEAD) else 1.0 / sqrt(shape[-1])

@@ -26,11 +26,13 @@ def read_windows(config: Fields, family: Family, num_layers: int, max_position: 
     """
     slides = _listed(config, family, num_layers)
     missing = family.window not in ("switched", "whole")
-    is_on = config.flag("use_sliding_window", missing=missing) or family.window == "always"
+    is_on = config.flag("use_sliding_window", missing=missing) or family.window in ("always", "alternating")
     window = config.values.get("sliding_window") if is_on else None
     if window is None:
         if slides is not None and any(slides):
             config.refuse("layer_types", f"{_FULL!r} throughout, or a sliding_window that is switched on")
+        if slides is None and family.window == "alternating":
+            config.refuse("sliding_window", f"a number of positions, or layer_types of {_FULL!r} throughout")
         return ()
     if slides is None:
         slides = _derived(config, family, num_layers)
@@ -69,6 +71,8 @@ def _listed(config: Fields, family: Family, num_layers: int) -> list[bool] | Non
 
 
 def _derived(config: Fields, family: Family, num_layers: int) -> list[bool]:
+    if family.window == "alternating":
+        return [layer % 2 == 0 for layer in range(num_layers)]
     first = 0
     if family.window == "switched":
         stated = config.values.get("max_window_layers")

@@ -39,7 +39,9 @@ class VerbUse:
 
 _SERVED: Mapping[str, VerbUse] = {
     "agg": VerbUse(
-        "with --mode agg", "where --workers sets the number of workers", "leave it out, or choose --mode disagg"
+        "with --mode agg",
+        "which has --workers, not prefill and decode workers",
+        "leave it out, or choose --mode disagg",
     ),
     "disagg": VerbUse(
         "with --mode disagg", "where --prefill and --decode set it", "leave it out, or choose --mode agg"

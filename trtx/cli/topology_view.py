@@ -112,13 +112,17 @@ def render_table(slots: tuple[Slot, ...], now: float) -> Table:
 
 
 def _handoffs(slot: Slot) -> Text:
-    """Formats a decode worker's number of KV handoffs and, in red, of prompts that it had to recompute instead."""
+    """Formats a decode worker's number of KV handoffs and of prompts that it computed itself.
+
+    Prompts that it had to recompute are red; the others were left to it by the router.
+    """
     found = None if slot.status is None else slot.status.handoffs
     if found is None:
         return Text("-")
+    counts = [str(found.read), *([f"{found.local} local"] if found.local else [])]
     if not found.recomputed:
-        return Text(str(found.read))
-    return Text(f"{found.read}, {found.recomputed} recomputed", style="red")
+        return Text(", ".join(counts))
+    return Text(", ".join([*counts, f"{found.recomputed} recomputed"]), style="red")
 
 
 def _state(slot: Slot, now: float) -> str:

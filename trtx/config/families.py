@@ -30,6 +30,8 @@ _FAMILIES = {
     "Qwen3VLForConditionalGeneration": "qwen3-vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen3-vl-30b-a3b",
 }
+# For the torch engine, where it is another one: gpt-oss-120b's configs need two GPUs and attention data parallelism.
+_TORCH_FAMILIES = {"GptOssForCausalLM": "gpt-oss-20b"}
 
 
 class ConfigHeader(BaseModel):
@@ -48,9 +50,10 @@ class ConfigHeader(BaseModel):
     architecture: str | None = None
 
 
-def config_family(architecture: str, *, on_gpu: bool) -> str:
+def config_family(architecture: str, *, on_gpu: bool, engine: str = "tensorrt-llm") -> str:
     """Returns the folder of ``engine_configs`` for an architecture; without a GPU it is always ``tiny``."""
-    return _FAMILIES.get(architecture, architecture.lower()) if on_gpu else "tiny"
+    families = _FAMILIES | _TORCH_FAMILIES if engine == "torch" else _FAMILIES
+    return families.get(architecture, architecture.lower()) if on_gpu else "tiny"
 
 
 def is_multimodal(architecture: str) -> bool:

@@ -12,6 +12,7 @@ import copy
 import math
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,6 +38,7 @@ _NAMED = ("str", "int", "float", "bool")  # without null: !!null would drop the 
 # In YAML 1.1, as PyYAML reads it, 12:30 is 750 and 010 is 8. The author of a config never means that.
 _OTHER_BASE = re.compile(r"[-+]?(?:0[0-7_]+|[0-9_.]+(?::[0-9_.]+)+)")
 _DATE = f"{_CORE}timestamp"
+_RESOLVER = Resolver()
 # For text of these characters libyaml emits the same events as PyYAML, in a tenth of the time. With tabs, tags, block
 # scalars, complex keys, byte order marks or control characters the two differ: each accepts some input that the other
 # refuses or reads differently.
@@ -71,7 +73,7 @@ class _Reader:
     def __init__(self, text: str, source: str, is_file: bool, loader: Any) -> None:
         self._source, self._is_file, self._text, self._loader = source, is_file, text, loader
         self._events: Iterator[yaml.Event] = iter(())
-        self._resolver, self._constructor = Resolver(), SafeConstructor()
+        self._constructor = SafeConstructor()
         # anchor -> (value, number of values in it); None while the anchored value is still being read
         self._anchors: dict[str, tuple[Any, int] | None] = {}
         self._count = 0
@@ -182,8 +184,8 @@ class _Reader:
     def _tag(self, event: yaml.ScalarEvent) -> str:
         tag: str | None = event.tag
         if tag is None or tag == "!":
-            tag = self._resolver.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
-        return str(tag)
+            tag = _implied_tag(event.value, event.implicit)
+        return tag
 
     def _scalar(self, event: yaml.ScalarEvent) -> Any:
         tag = self._tag(event)
@@ -193,6 +195,8 @@ class _Reader:
         kind = tag.removeprefix(_CORE)
         if kind not in _SCALARS:
             self._refuse(event, f"{quoted(event.value)} has no meaning by itself; put it in quotes")
+        if kind == "str":
+            return event.value
         if kind in ("int", "float") and len(event.value) > _LONGEST_NUMBER:
             self._refuse(event, f"a number of {len(event.value):,} characters; expected one of 64 bits")
         if kind in ("int", "float") and _OTHER_BASE.fullmatch(event.value):
@@ -210,7 +214,7 @@ class _Reader:
         return value
 
     def _check_tag(self, event: Any, allowed: tuple[str, ...]) -> None:
-        if event.tag not in (None, "!", *(f"{_CORE}{kind}" for kind in allowed)):
+        if event.tag is not None and event.tag not in ("!", *(f"{_CORE}{kind}" for kind in allowed)):
             self._refuse(event, f"the tag {shown(event.tag.replace(_CORE, '!!'))} is not read here; leave it out")
 
     def _refuse(self, event: yaml.Event, problem: str, cause: Exception | None = None) -> NoReturn:
@@ -219,6 +223,12 @@ class _Reader:
     def _refuse_line(self, line: int, problem: str, cause: Exception | None = None) -> NoReturn:
         where = f"{self._source}, line {line + 1}" if self._is_file else self._source
         raise UsageError(f"{where}: {problem}") from cause
+
+
+@lru_cache(maxsize=4096)  # the keys of configs repeat
+def _implied_tag(text: str, implicit: tuple[bool, bool]) -> str:
+    """The tag of a scalar that is written without one."""
+    return str(_RESOLVER.resolve(yaml.ScalarNode, text, implicit))  # type: ignore[no-untyped-call]
 
 
 def _line(event: yaml.Event) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
+from trtx.config.conditional_disagg import checked_policy
 from trtx.config.files import name_problem
 from trtx.config.media import VIDEO_FIELDS, MediaLimits
 from trtx.config.option_field import OptionField
@@ -179,6 +180,18 @@ class TopologySpec(BaseModel):
             help="Further flags of dynamo.frontend, in quotes, such as '--router-temperature 0.5'.", metavar="FLAGS"
         ),
     ] = ()
+    # Policy of Dynamo's KV router, with thresholds; None: every prompt takes a prefill worker
+    conditional_disagg: Annotated[
+        Annotated[str, AfterValidator(checked_policy)] | None,
+        TopologyField(
+            help="Let decode workers prefill prompts themselves by this policy of the KV router, such as "
+            "isl_bounding,eff_isl_threshold=512. Default: no prompt.",
+            metavar="POLICY",
+            ignored=("agg",),
+            since=10,
+            before=None,
+        ),
+    ] = None
     # Bounds of the frontends (docs/guides/overload.md); None: no bound
     max_queued_requests: Annotated[
         int | None,

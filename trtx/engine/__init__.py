@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trtx.engine.kinds import ENGINE_KINDS, EngineKind
+from trtx.engine.kinds import ENGINE_KINDS, MODEL_ENGINES, EngineKind
 from trtx.engine.tensorrt_llm.installed import installed_version, needs_gpu
 from trtx.errors import UsageError
 from trtx.torch_engine.kv_fault import VARIABLE as KV_FAULT_VARIABLE
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENGINE_KINDS",
     "KV_FAULT_VARIABLE",
+    "MODEL_ENGINES",
     "Engine",
     "EngineApi",
     "EngineKind",

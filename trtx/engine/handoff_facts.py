@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 KEY = "handoff"
 
-Outcome = Literal["read", "nothing", "recomputed", "whole", "unknown"]
+Outcome = Literal["read", "nothing", "recomputed", "local", "whole", "unknown"]
 """What happened to a request's KV.
 
 - ``read``: the KV arrived from a prefill worker.
 - ``nothing``: no KV was needed, because the decode worker's prefix cache had the prompt.
 - ``recomputed``: the KV did not arrive, so the prompt was computed a second time.
-- ``whole``: no prefill worker had the request.
+- ``local``: the router left the prompt to the decode worker (``--conditional-disagg``).
+- ``whole``: no prefill worker had the request, though one should have had it.
 - ``unknown``: the engine does not report it.
 """
 OUTCOMES: tuple[Outcome, ...] = ("read", "nothing", "recomputed", "unknown")

@@ -24,9 +24,10 @@ class HandoffsSoFar:
 
     read: int  # KV arrived
     recomputed: int  # KV did not arrive, so the prompt was computed a second time
-    whole: int  # requests that no prefill worker had
+    whole: int  # requests that no prefill worker had, though one should have had them
     recomputed_from: str = ""  # prefill worker of the last recomputed request; empty: it did not give its name
     because: str = ""  # why it was recomputed
+    local: int = 0  # prompts that the router left to this worker (``--conditional-disagg``)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ def find_container(environment: Mapping[str, str], root: Path = Path("/")) -> Co
         return Container("kubernetes", None, nvidia)
     if (root / ".dockerenv").exists():
         return Container("docker", None, nvidia)
-    if told := environment.get("container"):  # set by systemd-nspawn, LXC and others
-        return Container(told, None, nvidia)
+    if kind := environment.get("container"):  # set by systemd-nspawn, LXC and others
+        return Container(kind, None, nvidia)
     return Container("of an unknown kind", None, nvidia) if nvidia else None
 
 

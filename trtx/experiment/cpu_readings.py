@@ -15,7 +15,7 @@ from trtx.bench.cores import BusyProcess, CpuReading, Scope
 from trtx.topology import TOPOLOGY_VARIABLE
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # per second
-_TOLD = 3  # foreign processes listed per reading
+_MOST_LISTED = 3  # foreign processes listed per reading
 # PF_KTHREAD, Linux's include/linux/sched.h; kernel threads are numerous and not counted as foreign.
 _KERNEL = 0x00200000
 
@@ -115,7 +115,9 @@ class CpuReader:
         for pid in ours:
             known[pid].is_adopted = pid != self._root and known[pid].process.parent not in ours
         self._count(known)
-        return [BusyProcess(pid, name, ticks / _TICKS) for ticks, pid, name in sorted(used, reverse=True)[:_TOLD]]
+        return [
+            BusyProcess(pid, name, ticks / _TICKS) for ticks, pid, name in sorted(used, reverse=True)[:_MOST_LISTED]
+        ]
 
     def _count(self, known: dict[int, _Known]) -> None:
         """Updates the run's ticks, which never decrease: a parent that waits for a child inherits the child's ticks."""

@@ -271,8 +271,8 @@ def _versions(published: tuple[WorkerFacts, ...]) -> dict[str, str] | None:
 
 def _are_deterministic(published: tuple[WorkerFacts, ...]) -> bool | None:
     """Whether all workers that generate are deterministic; encode workers have no batch of answers."""
-    told = [facts.deterministic for facts in published if facts.role != "encode"]
-    return all(told) if told else None
+    known = [facts.deterministic for facts in published if facts.role != "encode"]
+    return all(known) if known else None
 
 
 def _gpu_names(client: httpx.Client, published: tuple[WorkerFacts, ...]) -> tuple[str, ...] | None:

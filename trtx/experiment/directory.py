@@ -119,8 +119,10 @@ def where_it_began(lock: Path, *, is_copy: bool = False) -> Iterator[None]:
     are then resolved from the current directory.
     """
     lock = lock / LOCK.file if lock.is_dir() else lock
-    told = LOCK.load_file(lock).get(PROVENANCE) if lock.exists() else None  # if it is missing, the command reports that
-    began = told.get("directory") if isinstance(told, dict) else None
+    provenance = (
+        LOCK.load_file(lock).get(PROVENANCE) if lock.exists() else None
+    )  # if it is missing, the command reports that
+    began = provenance.get("directory") if isinstance(provenance, dict) else None
     if not isinstance(began, str) or Path(began) == Path.cwd() or (is_copy and not Path(began).is_dir()):
         yield
         return
@@ -192,8 +194,8 @@ def _with_later_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """
     version = fields["schema_version"]
     follows = ("schema_version", PROVENANCE)
-    told = fields.get(PROVENANCE)
-    digest = told.get("fields_sha256") if isinstance(told, dict) else None
+    provenance = fields.get(PROVENANCE)
+    digest = provenance.get("fields_sha256") if isinstance(provenance, dict) else None
     is_whole = digest == _names_digest({name: value for name, value in fields.items() if name not in follows})
     return _completed(
         fields, ExperimentSpec, lambda record: is_whole or (record is not None and record.since > version)

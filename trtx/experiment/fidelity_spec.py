@@ -9,12 +9,11 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trtx.config.topology import Name
+from trtx.engine import MODEL_ENGINES
 from trtx.evals.fidelity.prompts import DEFAULT_COUNT, MOST
 from trtx.experiment.directory import read_manifest
 from trtx.experiment.scoring_spec import MOST_CONCURRENT
 from trtx.experiment.topologies_spec import TopologiesSpec, spec_of_options
-
-_NO_PROBABILITIES = ("simulated", "paced")
 
 
 class FidelitySpec(TopologiesSpec):
@@ -42,7 +41,7 @@ class FidelitySpec(TopologiesSpec):
             raise ValueError(
                 "reference is needed with --url, because the checkpoint of a running server is not known; name it"
             )
-        if self.topology.engine in _NO_PROBABILITIES:
+        if self.topology.engine not in ("auto", *MODEL_ENGINES):
             raise ValueError(
                 f"engine is {self.topology.engine}, which computes no probabilities; expected torch, tensorrt-llm or "
                 "auto"

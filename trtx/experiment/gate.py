@@ -15,8 +15,8 @@ from trtx.bench.judge.gate import GateLimit
 from trtx.bench.judge.goodput import goodput, request_bounds
 from trtx.bench.judge.judgement import CheckResult
 from trtx.bench.judge.resolution import check_resolvable
+from trtx.bench.phases import Phases, phases_of
 from trtx.bench.records import RECORDS_FILE, read_records
-from trtx.bench.windows import Phases, phases_of
 from trtx.experiment.baselines.baseline import Baseline, check_window, read_baseline, records_unchecked, write_baseline
 from trtx.experiment.baselines.conditions import (
     Conditions,

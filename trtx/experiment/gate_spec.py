@@ -99,16 +99,16 @@ class GateSpec(BaseModel):
     @property
     def criteria(self) -> tuple[str, ...]:
         """The criteria for each cell, as text for users."""
-        told = [f"failed requests: at most {self.max_error_rate}"]
-        told += [f"{objective.metric.name}: {objective.bound}" for objective in self.objectives]
+        criteria = [f"failed requests: at most {self.max_error_rate}"]
+        criteria += [f"{objective.metric.name}: {objective.bound}" for objective in self.objectives]
         if self.min_goodput is not None:
-            told.append(f"goodput: at least {self.min_goodput:.10g} requests/s")
+            criteria.append(f"goodput: at least {self.min_goodput:.10g} requests/s")
         if self.limit is not None:
             metrics = ", ".join(metric.name for metric in self.compared)
-            told.append(f"against {self.baseline}: {metrics}, at most {self.limit.percent:g}% worse")
+            criteria.append(f"against {self.baseline}: {metrics}, at most {self.limit.percent:g}% worse")
         if self.window != "whole":
-            told.append("all but failed requests: over the steady part of each trial")
-        return tuple(told)
+            criteria.append("all but failed requests: over the steady part of each trial")
+        return tuple(criteria)
 
 
 def _refuse_twice(option: str, names: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from trtx.bench.sent_dataset import check_dataset, check_guidance
 from trtx.checkpoint import Checkpoint, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config.wording import counted
+from trtx.engine import MODEL_ENGINES
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.experiment.deployment import DYNAMO
@@ -20,8 +21,6 @@ from trtx.experiment.targets import context_length
 from trtx.prompts.files import chat_template
 from trtx.runs.forms import Deployment
 from trtx.topology import Plan
-
-_WITHOUT_TEXT = ("paced", "simulated")  # engines without guided decoding
 
 
 class LoadTarget(Protocol):
@@ -79,7 +78,7 @@ def check_fits_served(served: LoadTarget, checkpoint: Checkpoint, load: LoadSpec
 
 def _lacks_guidance(plan: Plan) -> str | None:
     """Why no answer of the topology can be made to follow a schema, and what to do; None if it can."""
-    if plan.engine in _WITHOUT_TEXT:
+    if plan.engine not in MODEL_ENGINES:
         return f"engine {plan.engine} makes no text of its own; choose another engine"
     for role, config in plan.engine_configs.items():
         if config.get("guided_decoding_backend", "") is None:
@@ -118,7 +117,7 @@ def _image_tokens(served: LoadTarget, model_path: Path, load: LoadSpec) -> int:
     """
     if not load.image_batch_size:
         return 0
-    if served.engine not in ("torch", "tensorrt-llm"):
+    if served.engine not in MODEL_ENGINES:
         raise UsageError(
             f"load.image_batch_size {load.image_batch_size} has no effect with engine {served.engine}, whose workers "
             "take no images; leave it out, or use --engine torch"

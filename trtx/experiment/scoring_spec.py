@@ -94,9 +94,11 @@ class ScoringSpec(BaseModel):
         for name, task in (("text", TEXT_TASK), ("schemas", SCHEMAS_TASK)):
             file = getattr(self, name)
             if (file is None) == (task in self.tasks):
-                told = "is needed" if file is None else "has no effect"
+                problem = "is needed" if file is None else "has no effect"
                 beside = "with" if file is None else "without"
-                raise ValueError(f"--{name} {told} {beside} {task} in --tasks, which scores it; give both or neither")
+                raise ValueError(
+                    f"--{name} {problem} {beside} {task} in --tasks, which scores it; give both or neither"
+                )
         return self
 
     @model_validator(mode="after")
@@ -120,11 +122,11 @@ class ScoringSpec(BaseModel):
 
     def criteria(self, *, has_baseline: bool) -> tuple[str, ...]:
         """The criteria for the scores of each topology, as text for users."""
-        told = ["every sample has its answer"]
-        told += [f"{least.name}: kept by the whole interval" for least in self.least_scores]
+        criteria = ["every sample has its answer"]
+        criteria += [f"{least.name}: kept by the whole interval" for least in self.least_scores]
         if has_baseline:
-            told.append(f"each task's first metric, sample by sample: at most {self.max_drop:g} worse")
-        return tuple(told)
+            criteria.append(f"each task's first metric, sample by sample: at most {self.max_drop:g} worse")
+        return tuple(criteria)
 
 
 _OPTION = re.compile(r"--([a-z][a-z-]*[a-z])")

@@ -25,7 +25,7 @@ from trtx.bench.image_counters import ImageCounts
 from trtx.doctor import GpuProcess, GpuState, open_gpus
 from trtx.engine import worker_facts
 from trtx.experiment.cpu_readings import CpuReader
-from trtx.experiment.worker_counters import draft_counts, handoff_counts, image_counts
+from trtx.experiment.worker_counters import LABEL, draft_counts, handoff_counts, image_counts
 from trtx.planes.registry import Instance, read_instance
 from trtx.tls import trust_of
 from trtx.topology import Plan, is_loopback
@@ -35,7 +35,6 @@ Read = Callable[[], ServerReading]
 _LOOPBACK = "http://127.0.0.1"  # system ports never use TLS
 _HEALTH = "/health"  # route of Dynamo's frontend that lists all routable instances
 _TIMEOUT_S = 1.0  # a worker that doesn't answer within this time counts as not reporting
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _ENDED = re.compile(rb"^trtx_requests_total\{([^}]*)\} ([0-9.e+]+)$", re.MULTILINE)
 # Inode of the initial PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _HOST_PIDS = 0xEFFFFFFC
@@ -84,7 +83,7 @@ def open_topology(plan: Plan) -> Iterator[Read]:
                     gpu_reading(name, state, plan.namespace, sees_all) for name, state in zip(gpus, states, strict=True)
                 )
             )
-            return _told(client, workers, ServerReading(at_ns, seen, None, cpu=cores))
+            return _with_counters(client, workers, ServerReading(at_ns, seen, None, cpu=cores))
 
         yield read
 
@@ -103,7 +102,7 @@ def open_attached(target: Target) -> Iterator[Read | None]:
 
         def read() -> ServerReading:
             at_ns, cores = time.time_ns(), cpu.read()
-            return _told(client, workers, ServerReading(at_ns, None, None, cpu=cores))
+            return _with_counters(client, workers, ServerReading(at_ns, None, None, cpu=cores))
 
         yield read
 
@@ -177,7 +176,7 @@ def sees_host_pids(root: Path = Path("/")) -> bool:
         return False
 
 
-def _told(client: httpx.Client, workers: Sequence[Metered], reading: ServerReading) -> ServerReading:
+def _with_counters(client: httpx.Client, workers: Sequence[Metered], reading: ServerReading) -> ServerReading:
     """``reading`` with the workers' counters: of requests, images and drafts by role and worker, and of handoffs.
 
     Counters run from each worker's start. Each is None if a worker doesn't report it or if another process answers in
@@ -202,8 +201,8 @@ def _told(client: httpx.Client, workers: Sequence[Metered], reading: ServerReadi
         if (drafted := draft_counts(body)) is not None:
             drafts.setdefault(worker.role, {})[worker.name] = drafted
         if worker.role == "decode" and handoffs is not None:
-            told = handoff_counts(body)
-            handoffs = None if told is None else {**handoffs, worker.name: told}
+            counts_of_worker = handoff_counts(body)
+            handoffs = None if counts_of_worker is None else {**handoffs, worker.name: counts_of_worker}
     if not workers:
         return reading
     return replace(reading, ended_requests=ended, pictures=pictures or None, handoffs=handoffs, drafts=drafts)
@@ -211,7 +210,7 @@ def _told(client: httpx.Client, workers: Sequence[Metered], reading: ServerReadi
 
 def _identity(labels: bytes) -> WorkerIdentity | None:
     """The identity in the labels of a sample (as Dynamo 1.6.1 has them); None if they are missing."""
-    values = dict(_LABEL.findall(labels.decode()))
+    values = dict(LABEL.findall(labels.decode()))
     try:
         return WorkerIdentity(values["dynamo_namespace"], int(values["worker_id"], 16))
     except (KeyError, ValueError):

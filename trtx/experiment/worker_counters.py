@@ -13,8 +13,9 @@ _LOOKUPS = re.compile(rb'^trtx_embedding_cache_lookups_total\{[^}]*outcome="(\w+
 _STAGES = re.compile(rb'^trtx_media_(seconds|pictures)_total\{[^}]*stage="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 _PAIRS = re.compile(rb"^trtx_pair_(handoffs|handoff_bytes|handoff_seconds)_total\{([^}]*)\} (\S+)$", re.MULTILINE)
 _WHOLE = re.compile(rb"^trtx_whole_requests_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_LOCAL = re.compile(rb"^trtx_local_prefills_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _DRAFTED = re.compile(rb'^trtx_(draft|accepted_draft)_tokens_total\{[^}]*position="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def image_counts(metrics: bytes) -> ImageCounts | None:
@@ -33,9 +34,12 @@ def handoff_counts(metrics: bytes) -> dict[str, HandoffCounts] | None:
     whole = _WHOLE.search(metrics)
     if whole is None:
         return None
+    local = _LOCAL.search(metrics)
     found: dict[str, dict[str, Any]] = {NO_PREFILL: {"whole": round(float(whole[1]))}}
+    if local is not None:  # workers of earlier releases have none
+        found[NO_PREFILL]["local"] = round(float(local[1]))
     for kind, labels, value in _PAIRS.findall(metrics):
-        values = dict(_LABEL.findall(labels.decode()))
+        values = dict(LABEL.findall(labels.decode()))
         counts = found.setdefault(values["prefill"], {})
         if kind == b"handoffs":
             counts[values["outcome"]] = round(float(value))
@@ -72,6 +76,6 @@ def _by_position(metrics: bytes, kind: bytes) -> dict[str, int]:
 
 
 def _sample(metrics: bytes, name: bytes) -> float | None:
-    """The sample of a metric that has one; None if it is missing."""
+    """The value of a metric with a single sample; None if it is missing."""
     found = re.search(rb"^%b(?:\{[^}]*\})? (\S+)$" % name, metrics, re.MULTILINE)
     return None if found is None else float(found[1])

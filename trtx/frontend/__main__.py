@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtx.prompts.maker import PromptMaker
 
 WORKERS_ROUTE = "trtx.frontend.workers:routes"  # a name, because dynamo must be imported after the broker has started
+_CONDITIONAL_DISAGG = "--router-conditional-disagg"
 _DYNAMOS_BODY_LIMIT_MB = "45"
 _OVERLOADED = 529
 
@@ -39,7 +40,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--prompts-of",
         type=Path,
-        help="model directory; if Dynamo may make its prompts differently, transformers makes them",
+        help="model directory; transformers renders its prompts if Dynamo may render them differently",
     )
     parser.add_argument("--prompts-template", type=Path, help="file with the chat template that replaces the model's")
     parser.add_argument("--parser-of-calls", help="the parser of tool calls that the workers register")
@@ -70,7 +71,7 @@ def address_of(host: str, port: int) -> str:
         ) from error
 
 
-def open_door(
+def start_proxy(
     maker: PromptMaker | None,
     address: tuple[str, int],
     flags: list[str],
@@ -79,15 +80,15 @@ def open_door(
     reads_calls: bool,
     sleeps_in: Path | None,
 ) -> tuple[list[str], int]:
-    """Listens on ``address`` within ``bounds``, and makes prompts with ``maker``. Raises UsageError.
+    """Starts the HTTP proxy on ``address`` with ``bounds``. Raises UsageError.
 
-    ``maker`` None: Dynamo makes them. ``reads_calls``: workers register a parser of tool calls. ``sleeps_in``: run
-    directory of workers that can sleep.
+    ``maker``: renders the prompts; None: Dynamo does. ``reads_calls``: workers register a parser of tool calls.
+    ``sleeps_in``: run directory of workers that can sleep.
 
-    Returns Dynamo's flags and its port on loopback. The flags are ``flags`` without those for TLS, which the door
-    terminates.
+    Returns Dynamo's flags and its port on loopback. The flags are ``flags`` without those for TLS, because the proxy
+    terminates TLS.
     """
-    from trtx.frontend.door import Door, server_tls
+    from trtx.frontend.http_proxy import HttpProxy, server_tls
     from trtx.frontend.rewriting import PATHS, rewrite
     from trtx.frontend.tool_answers import with_calls
 
@@ -97,7 +98,7 @@ def open_door(
     tls, others = parser.parse_known_args(flags)
     inner = _reserved_port()
     try:
-        Door(
+        HttpProxy(
             address,
             inner,
             None if maker is None else partial(rewrite, maker),
@@ -110,6 +111,7 @@ def open_door(
             overload_status=_overload_status(),
             namespace=os.environ.get("DYN_NAMESPACE", ""),
             why_unavailable=(lambda: None) if sleeps_in is None else partial(why_unavailable, sleeps_in),
+            drops_bypass_events=_CONDITIONAL_DISAGG in flags,
         ).start()
     except OSError as error:
         raise UsageError(
@@ -143,7 +145,7 @@ def _registry() -> Registry | None:
 
 
 def _overload_status() -> int:
-    """The status that Dynamo's own overload has: DYN_HTTP_OVERLOAD_STATUS_CODE, else 529."""
+    """The HTTP status of overload, as Dynamo has it: DYN_HTTP_OVERLOAD_STATUS_CODE, else 529."""
     given = os.environ.get("DYN_HTTP_OVERLOAD_STATUS_CODE", "").strip()
     return int(given) if given.isdecimal() and 400 <= int(given) <= 599 else _OVERLOADED
 
@@ -187,9 +189,9 @@ def main(argv: list[str]) -> None:
         max_request_s=args.max_request_s,
         frontends=args.frontends,
     )
-    if differs or bounds.has_any or args.sleeps_in is not None:
+    if differs or bounds.has_any or args.sleeps_in is not None or _CONDITIONAL_DISAGG in rest:
         maker = _maker(args.prompts_of, template) if differs else None
-        rest, port = open_door(
+        rest, port = start_proxy(
             maker, (host, port), rest, bounds, reads_calls=args.parser_of_calls is not None, sleeps_in=args.sleeps_in
         )
         host = "127.0.0.1"

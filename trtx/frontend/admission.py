@@ -1,7 +1,7 @@
 """Decides which requests of a frontend go on to the workers now, which wait, and which are refused.
 
 Dynamo 1.6.1 passes every request on at once, ignores ``DYN_ENGINE_REQUEST_LIMIT``, and sends no ``Retry-After``. So
-with a bound the door lets as many requests through as the workers can compute at once; the others wait here, by
+with a bound the HTTP proxy lets as many requests through as the workers can compute at once; the others wait here, by
 priority and then in order of arrival. Remove this module once Dynamo bounds how many requests wait and how long.
 """
 
@@ -17,14 +17,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-_DURATIONS = 32  # the answers whose duration says when a refused client should come back
+_DURATIONS = 32  # number of answers whose durations give the Retry-After of a refusal
 _LONGEST_RETRY_S = 60
-_SLACK = 32  # turns that may stay in the heap after they have left
+_SLACK = 32  # requests that may stay in the heap although they have left the queue
 LAUNCHER_HEADER = b"x-trtx-launcher"
-"""With the topology's namespace as its value it marks a request of the launcher, which passes every bound."""
+"""Marks a request of the launcher, which no bound applies to. Its value is the topology's namespace."""
 _PRIORITY_HEADER = b"x-dynamo-request-priority"
 _MOST_READ_FOR_PRIORITY = 1 << 20
-"""A larger body counts with priority 0 here: parsing it would delay all streams. Its header is read all the same."""
+"""Largest body that is parsed for its priority, in bytes; larger ones would delay streams. Headers always count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Turn:
 
 
 class AdmissionQueue:
-    """The requests that a frontend has let through, and those that wait. Belongs to one event loop."""
+    """Limits the requests that a frontend passes on; the others wait, or are refused. Belongs to one event loop."""
 
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
         self.bounds, self._clock = bounds, clock
@@ -90,20 +90,20 @@ class AdmissionQueue:
         self._most_waiting = math.inf if most is None else bounds.share(most)
         self.slots: int | None = None  # None: unknown, so that every request goes on at once
         self.running_requests = 0
-        self._waiting: list[Turn] = []  # a heap, also of turns that have left it early
+        self._waiting: list[Turn] = []  # a heap; requests that left the queue early stay in it for a while
         self.waiting_requests = 0
         self._arrivals = itertools.count()
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
-        self._booked = -math.inf  # when the last refused client should come back
+        self._booked = -math.inf  # when the last refused client may try again
 
     def set_slots(self, workers: int) -> None:
-        """Sets how many requests all workers compute at once. 0: unknown, or no worker, which Dynamo reports."""
+        """Sets the number of requests that all workers compute at once. 0: unknown; then nothing waits."""
         self.slots = self.bounds.share(workers) if workers else None
         self._let_in()
 
     @property
     def is_full(self) -> bool:
-        """Whether a request that comes now is refused."""
+        """Whether a request that arrives now is refused."""
         return self.waiting_requests >= self._most_waiting
 
     def refusal(self) -> Overloaded:
@@ -131,7 +131,7 @@ class AdmissionQueue:
         return turn
 
     def leave(self, turn: Turn) -> None:
-        """The request has ended, or its client has left. Can be called again."""
+        """Frees the slot or the place of a request that has ended, or whose client has left. Idempotent."""
         if turn.is_waiting:
             self._forget(turn)
             turn.comes.cancel()
@@ -155,7 +155,7 @@ class AdmissionQueue:
             turn.comes.set_exception(Overloaded(sentence, self._retry_s()))
 
     def _forget(self, turn: Turn) -> None:
-        """Counts a turn out that stays in the heap. The heap is rebuilt once most of its turns have left."""
+        """Removes a request from the counts, but not from the heap, which is rebuilt from time to time."""
         self._stop_waiting(turn)
         if len(self._waiting) > 2 * self.waiting_requests + _SLACK:
             self._waiting = [one for one in self._waiting if one.is_waiting]
@@ -178,9 +178,10 @@ class AdmissionQueue:
         return self.slots is None or self.running_requests < self.slots
 
     def _retry_s(self) -> int:
-        """When a refused client should come back: behind the waiting requests and those who were refused before.
+        """The ``Retry-After`` in s: when the waiting requests and the clients refused before will have been served.
 
-        At the pace that the last answers' duration gives, so that the clients don't all come back at once.
+        The estimate uses the durations of the last answers. Each refused client gets a later time than the one before,
+        so that they don't all come back at once.
         """
         if not self._durations or self.slots is None:
             return math.ceil(self.bounds.max_queue_s or 1)

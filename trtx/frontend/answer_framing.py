@@ -10,7 +10,7 @@ _NO_BODY = (204, 304)
 class AnswerFraming:
     """Follows the answer to one request of ``method``.
 
-    ``keeps``: ``head`` has the lines of the answer's head, and ``body`` what has arrived of its body.
+    ``keeps``: stores the lines of the answer's head in ``head``, and the body received so far in ``body``.
     """
 
     def __init__(self, method: bytes, *, keeps: bool = False) -> None:
@@ -29,8 +29,8 @@ class AnswerFraming:
     def feed(self, data: bytes) -> bool:
         """Takes the next bytes. Returns whether the answer ends with them.
 
-        An answer without a length ends with its connection, so that is never True. Raises ValueError for bytes that are
-        no HTTP.
+        An answer without a length ends with its connection, so the result is always False then. Raises ValueError for
+        bytes that are not HTTP.
         """
         data, self._line = self._line + data, b""
         while data and self._expected != "close":
@@ -56,7 +56,7 @@ class AnswerFraming:
 
     @property
     def is_between_chunks(self) -> bool:
-        """Whether what has arrived of the body is a number of whole chunks, and not the last one."""
+        """Whether the body received so far ends with a whole chunk that is not the last one."""
         return self._expected == "chunk size" and not self._left and not self._line
 
     def _ends_with(self, line: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""One client's connection to the door."""
+"""One client's connection to the HTTP proxy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _HTTP_VERSIONS = frozenset({b"1.0", b"1.1"})
 _MOST_LINGERING_S = 30.0
 """How long the rest of a refused request is read and dropped, as in nginx (lingering_time)."""
 _MOST_EARLY_BYTES = 256 << 10
-"""How much of the next requests is read while an answer is due. A client that disconnects is noticed up to there."""
+"""Maximum number of bytes that are read while an answer is due; beyond it, a disconnect goes unnoticed."""
 
 
 class Services(Protocol):
-    """What all connections share; ``trtx.frontend.door.Door`` has it."""
+    """The part of :class:`~trtx.frontend.http_proxy.HttpProxy` that its connections use."""
 
     admission: AdmissionQueue
     overload_status: int
@@ -49,8 +49,8 @@ class ClientConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, door: Services) -> None:
-        self._door = door
+    def __init__(self, proxy: Services) -> None:
+        self._proxy = proxy
         self._inner: DynamoConnection | None = None
         self._parser: h11.Connection | None = None  # made with the first bytes of a request that needs it
         self._request: h11.Request | None = None
@@ -86,7 +86,7 @@ class ClientConnection(asyncio.Protocol):
             self._inner.transport.resume_reading()
 
     def eof_received(self) -> bool:
-        return False  # closes the connection: Dynamo, too, takes a client that sends no more for gone
+        return False  # closes the connection: like Dynamo, treat a half-closed client as disconnected
 
     def data_received(self, data: bytes) -> None:
         if self._lingering is not None:
@@ -112,18 +112,18 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(error.error_status_hint, f"the request is not valid HTTP/1.1: {error}", lingers=True)
 
     def _refuse_unread(self, data: bytes) -> bytes | None:
-        """Refuses the request that ``data`` begins with by its head alone, if that is possible and the queue is full.
+        """Refuses a request by its head alone, without reading its body, if the queue is full.
 
-        Returns what follows the head, None if the request must be parsed.
+        ``data`` begins with the request. Returns the bytes after the head; None if the request must be parsed.
         """
-        admission, (launcher, namespace) = self._door.admission, self._door.launcher
+        admission, (launcher, namespace) = self._proxy.admission, self._proxy.launcher
         if not admission.is_full:
             return None
         post = plain_post(data, but_with={launcher} if namespace else frozenset())
-        if post is None or post.path not in _GENERATING_BYTES or post.body_bytes > self._door.body_limit:
+        if post is None or post.path not in _GENERATING_BYTES or post.body_bytes > self._proxy.body_limit:
             return None
         error = admission.refusal()
-        status = self._door.overload_status
+        status = self._proxy.overload_status
         self.transport.write(refusal(status, str(error), closes=post.closes, retry_s=error.retry_s))
         self._unread_bytes, self._closes_after_body = post.body_bytes, post.closes
         rest = data[post.head_bytes :]
@@ -132,7 +132,7 @@ class ClientConnection(asyncio.Protocol):
         return rest
 
     def _skip_body(self, data: bytes) -> bytes:
-        """Drops the body of a refused request. To close the connection before it has come would drop the answer."""
+        """Drops the body of a refused request: closing the connection before it has arrived would lose the answer."""
         rest = data[self._unread_bytes :]
         self._unread_bytes = max(0, self._unread_bytes - len(data))
         if not self._unread_bytes:
@@ -144,11 +144,11 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def why_unavailable(self) -> str | None:
-        """Says why no worker takes the request whose answer is due; None if this is unknown."""
-        return self._door.why_unavailable() if self._path in _GENERATING else None
+        """Why no worker takes the request whose answer is due; None if unknown."""
+        return self._proxy.why_unavailable() if self._path in _GENERATING else None
 
     def next_request(self) -> None:
-        """Goes on with what the client sent in the meantime. An answer that ends the connection has none after it."""
+        """Handles the bytes that the client sent while its last answer was due, unless the connection ends."""
         self._release()
         if not self._may_go_on or self.transport.is_closing():
             return
@@ -167,14 +167,14 @@ class ClientConnection(asyncio.Protocol):
                     version = event.http_version.decode("latin-1")
                     self._refuse(505, f"HTTP/{version} is not served here; use HTTP/1.1", lingers=True)
                     return
-                if _announced_bytes(event) > self._door.body_limit:
+                if _announced_bytes(event) > self._proxy.body_limit:
                     self._refuse_body()
                     return
                 if parser.they_are_waiting_for_100_continue:
                     self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             elif isinstance(event, h11.Data):
                 self._body += event.data
-                if len(self._body) > self._door.body_limit:
+                if len(self._body) > self._proxy.body_limit:
                     self._refuse_body()
                     return
             elif isinstance(event, h11.EndOfMessage):
@@ -194,7 +194,7 @@ class ClientConnection(asyncio.Protocol):
 
         Done before another connection's bytes are read, so that the others see a full queue.
         """
-        admission, launcher = self._door.admission, self._door.launcher
+        admission, launcher = self._proxy.admission, self._proxy.launcher
         if launcher[1] and launcher in request.headers:
             return
         if admission.bounds.has_queue:
@@ -204,22 +204,22 @@ class ClientConnection(asyncio.Protocol):
 
     async def _forward(self, request: h11.Request, body: bytes) -> None:
         path = self._path
-        if path == QUEUE_PATH and request.method == b"GET" and self._door.admission.bounds.has_any:
+        if path == QUEUE_PATH and request.method == b"GET" and self._proxy.admission.bounds.has_any:
             kind = {"content-type": "text/plain; version=0.0.4"}
-            self.transport.write(whole_answer(200, "OK", kind, queue_text(self._door.admission)))
+            self.transport.write(whole_answer(200, "OK", kind, queue_text(self._proxy.admission)))
             self.next_request()
             return
         if self._turn is not None:
             try:
                 await self._turn.comes
             except Overloaded as error:
-                status, goes_on = self._door.overload_status, self._may_go_on
+                status, goes_on = self._proxy.overload_status, self._may_go_on
                 self._refuse(status, str(error), goes_on=goes_on, retry_s=error.retry_s)
                 return
         of_calls: CallRequest | None = None
-        if request.method == b"POST" and path in self._door.paths and not is_encoded(request):
+        if request.method == b"POST" and path in self._proxy.paths and not is_encoded(request):
             try:
-                body, of_calls = await self._door.rewritten(path, body)
+                body, of_calls = await self._proxy.rewritten(path, body)
             except Unrenderable as error:
                 self._refuse(400, str(error), goes_on=self._may_go_on)
                 return
@@ -230,7 +230,7 @@ class ClientConnection(asyncio.Protocol):
                 return
         if self._inner is None:
             try:
-                self._inner = await self._door.inner(self)
+                self._inner = await self._proxy.inner(self)
             except OSError as error:
                 self._refuse(502, f"the frontend can't be reached: {error}")
                 return
@@ -244,7 +244,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _end_late(self, seconds: float) -> None:
         """Ends the request whose answer is due, because it has passed its deadline."""
-        self._door.admission.counts.ended_late += 1
+        self._proxy.admission.counts.ended_late += 1
         sentence = f"the request took longer than {seconds:g} s, the limit of this server; ask for fewer tokens"
         if self._working is not None and not self._working.done():
             self._working.cancel()  # it waits, or its prompt is being made
@@ -259,12 +259,12 @@ class ClientConnection(asyncio.Protocol):
         self.transport.close()
 
     def _release(self) -> None:
-        """The request whose answer was due has ended."""
+        """Frees the slot and the deadline of the request whose answer was due."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         if self._turn is not None:
-            self._door.admission.leave(self._turn)
+            self._proxy.admission.leave(self._turn)
             self._turn = None
 
     @property
@@ -273,7 +273,7 @@ class ClientConnection(asyncio.Protocol):
         return self._parser is None or self._parser.their_state is not h11.MUST_CLOSE
 
     def _refuse_body(self) -> None:
-        self._refuse(413, f"the body has more than {self._door.body_limit} bytes; send a shorter one", lingers=True)
+        self._refuse(413, f"the body has more than {self._proxy.body_limit} bytes; send a shorter one", lingers=True)
 
     def _refuse(
         self,

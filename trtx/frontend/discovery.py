@@ -1,4 +1,4 @@
-"""The discovery that this process's Dynamo uses, found in its environment, and what it says about the workers."""
+"""Opens the discovery that this process's Dynamo uses, by its environment, and reads the workers' slots from it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def registry_of_environment(environment: Mapping[str, str]) -> Registry | None:
 
 
 def worker_slots(registry: Registry) -> int:
-    """How many requests the registered workers compute at once: the sum over those that generate text.
+    """Number of requests that the registered workers compute at once: the sum over those that generate text.
 
     Raises OSError if discovery can't be read.
     """

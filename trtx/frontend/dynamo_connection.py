@@ -1,4 +1,4 @@
-"""Dynamo's side of a client's connection."""
+"""The connection to Dynamo that belongs to one client's connection."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from typing import Protocol, cast
 
 from trtx.frontend.answer_framing import AnswerFraming
+from trtx.frontend.bypass_events import WithoutBypassEvents
 from trtx.frontend.refusals import refusal, stream_end
 from trtx.frontend.tool_answers import ToolAnswer
 
@@ -14,7 +15,7 @@ _UNAVAILABLE = b"HTTP/1.1 503 "
 
 
 class AnswerReader(Protocol):
-    """The protocol of the client's connection, as far as the connection to Dynamo uses it."""
+    """The part of the client's connection that the connection to Dynamo uses."""
 
     transport: asyncio.Transport
 
@@ -24,18 +25,22 @@ class AnswerReader(Protocol):
 
 
 class DynamoConnection(asyncio.Protocol):
-    """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains a 503."""
+    """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains a 503.
+
+    ``drops_bypass_events``: whether the copies lack the events of ``bypass_events``.
+    """
 
     transport: asyncio.Transport
 
-    def __init__(self, client: AnswerReader) -> None:
+    def __init__(self, client: AnswerReader, *, drops_bypass_events: bool = False) -> None:
         self._client = client
+        self._copied = WithoutBypassEvents() if drops_bypass_events else None
         self._framing: AnswerFraming | None = None
         self._answer: ToolAnswer | None = None
-        self._replaced: AnswerFraming | None = None  # an answer that the client gets in trtx's words
+        self._replaced: AnswerFraming | None = None  # an answer whose text trtx replaces
         self._sentence = ""
         self._has_sent = False  # the client has got a part of the answer
-        self._is_left = False  # the client no longer wants what comes
+        self._is_left = False  # the request was ended early, and further bytes are dropped
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's
@@ -75,8 +80,11 @@ class DynamoConnection(asyncio.Protocol):
             self._read(self._answer, data)
             return
         self._has_sent = True
-        self._client.transport.write(data)
-        if self._framing is not None and self._framing.feed(data):
+        ends = self._framing is not None and self._framing.feed(data)
+        self._client.transport.write(data if self._copied is None else self._copied.feed(data))
+        if ends:
+            if self._copied is not None:
+                self._client.transport.write(self._copied.end())
             self._framing = None
             self._client.next_request()
 

@@ -1,4 +1,4 @@
-"""The answers that the door makes itself, in the form of Dynamo's."""
+"""The HTTP proxy's own answers, in the JSON format of Dynamo's."""
 
 from __future__ import annotations
 

@@ -73,10 +73,10 @@ def _chat(maker: PromptMaker, path: str, request: dict[str, Any]) -> dict[str, A
 
 
 def open_thinking(prompt: str) -> str | None:
-    """The mark with which a template begins the model's reasoning at the end of the prompt, or None.
+    """The mark, such as ``<think>``, with which a prompt ends if its template begins the reasoning; else None.
 
-    Dynamo 1.6.1 looks for the mark at the end of the prompt that its own template renders, to parse an answer that has
-    the end of the reasoning only. So the template that trtx's workers register ends with :data:`PROMPT_END`.
+    The answer to such a prompt contains only the end mark. To parse it, Dynamo 1.6.1 looks for the begin mark at the
+    end of the prompt that it renders itself. So the template that trtx's workers register ends with :data:`PROMPT_END`.
     """
     found = _OPENS_THINKING.search(prompt)
     return None if found is None else found[1]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def why_unavailable(run_dir: Path) -> str | None:
-    """Says how to wake the model if a worker of this run sleeps; None otherwise.
+    """A sentence on how to wake the model if a worker of this run sleeps; None otherwise.
 
-    Clients get the name of the run directory only, and not where it is.
+    It has the run directory's name but not its path, because clients see it.
     """
     if not any(_state(path) == "asleep" for path in (run_dir / "serve" / "status").glob("*.json")):
         return None

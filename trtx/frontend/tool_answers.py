@@ -1,9 +1,9 @@
-"""Answers to chat requests whose tool calls Dynamo parses: always read as a stream, and without calls that were cut.
+"""Removes tool calls that ``max_tokens`` cut from Dynamo's answers to chat requests.
 
-Dynamo 1.6.1 completes a call that ``max_tokens`` cuts, so a client would get half a name or half of the arguments as a
-whole call. A stream has each call in a chunk of its own, and a cut one in the chunk that says
-``length``. So the door asks for a stream, drops the call of that chunk, and joins the chunks if the client wants no
-stream. Remove this module once Dynamo returns no call that is not closed.
+Dynamo 1.6.1 completes a cut call, so a client would get half a name or half of the arguments as a whole call. In a
+stream, each call has a chunk of its own, and a cut call is in the chunk with the finish reason ``length``. So the HTTP
+proxy always asks Dynamo for a stream, drops the call in that chunk, and joins the chunks if the client wants no stream.
+Remove this module once Dynamo drops calls that are not closed.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from http import HTTPStatus
 from typing import Any
 
 from trtx.frontend.answer_framing import AnswerFraming
+from trtx.frontend.bypass_events import EVENT
 from trtx.frontend.rewriting import CHAT
 
 _READ_BY_THE_PARSER = (None, "auto")
-"""Values of ``tool_choice`` with which a parser reads the text; Dynamo reads other answers as JSON, or for no calls."""
+"""Values of ``tool_choice`` with which Dynamo parses the text; with others it expects JSON, or no calls."""
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """A chat request whose calls a parser reads. ``body`` asks Dynamo for a stream."""
+    """A chat request whose answer may have tool calls. ``body`` is the client's, changed to ask for a stream."""
 
     body: bytes
     is_streamed: bool  # the client asked for a stream
 
 
 def with_calls(path: str, body: bytes) -> CallRequest | None:
-    """How to ask Dynamo for the answer to a request; None if its answer is copied."""
+    """The request for a streamed answer with tool calls; None if the answer is copied instead."""
     if path != CHAT:
         return None
     try:
@@ -52,7 +53,7 @@ def with_calls(path: str, body: bytes) -> CallRequest | None:
 
 
 class ToolAnswer:
-    """Reads Dynamo's answer to one request and makes the client's from it. ``is_done``: the answer has ended."""
+    """Converts Dynamo's streamed answer to the client's answer. ``is_done``: the answer has ended."""
 
     def __init__(self, *, is_streamed: bool) -> None:
         """``is_streamed``: the client asked for a stream."""
@@ -64,7 +65,7 @@ class ToolAnswer:
         self.is_done = False
 
     def feed(self, data: bytes) -> bytes:
-        """Takes Dynamo's next bytes and returns the client's. Raises ValueError if they are no such answer."""
+        """Takes Dynamo's next bytes and returns the client's. Raises ValueError if they are not a valid answer."""
         self.is_done = self._framing.feed(data)
         if self._is_events is None and (status := self._framing.status) is not None:
             kinds = [line.partition(b":")[2] for line in self._framing.head if line[:13].lower() == b"content-type:"]
@@ -79,6 +80,8 @@ class ToolAnswer:
         *whole, rest = bytes(self._framing.body).split(b"\n\n")
         self._framing.body[:] = rest
         for text in whole:
+            if text + b"\n\n" == EVENT:
+                continue
             event = _without_cut_call(text)
             if self._is_streamed:
                 yield _chunk(event + b"\n\n")
@@ -101,7 +104,7 @@ class ToolAnswer:
 
 
 class _Message:
-    """Joins the chunks of a streamed answer to the answer that is not a stream."""
+    """Joins the chunks of a streamed answer into one document."""
 
     def __init__(self) -> None:
         self._first: dict[str, Any] = {}
@@ -162,7 +165,7 @@ def _payloads(event: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _without_cut_call(event: bytes) -> bytes:
-    """``event`` without the call of a chunk that ends the answer for its length: it may lack its end."""
+    """``event`` without its tool call if its finish reason is ``length``, because the call may be cut."""
     if b'"tool_calls"' not in event or b'"length"' not in event:
         return event
     lines = []

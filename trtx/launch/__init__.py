@@ -1,10 +1,10 @@
 """Starts, watches and stops the processes of a topology. No other room does.
 
-Owns the children of a topology, the ports held for them, their discovery records and scratch files, and the signals.
-Does not decide what to start (``topology`` does) and does not measure (``bench`` does). Entry points: :func:`prepare`,
-then :func:`serve`. Always holds: when ``serve`` is left, for whatever reason, no process of the topology is alive and
-its scratch files are removed. A reported cause was always checked, and no failed write or event listener ends the
-watch.
+Owns the processes of a topology, the ports held for them, their discovery records and scratch files, and the stop
+signals. Does not decide what to start (``topology`` does) and does not measure (``bench`` does). Entry points:
+:func:`prepare`, then :func:`serve`. Always holds: when ``serve`` is left, for whatever reason, no process of the
+topology is alive and its scratch files are removed. A reported cause was always checked, and neither a failed write nor
+a failing event listener ends the supervision.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The caller's ``DYN_*`` variables: which of them reach which processes, and what to use instead of the others.
 
-Tuning variables reach the processes that read them, and replace trtx's own default. Addresses, ports, discovery and
-namespaces are trtx's, because a process with another's would join another system. Seen with Dynamo 1.6.1, whose names
-they are. Pods and Slurm jobs get no variable of the caller: set it in the manifest, or in the batch file.
+Tuning variables reach the processes that read them, and replace trtx's own default. trtx sets addresses, ports,
+discovery and namespaces itself, because with other values a process would join another system. The names are those of
+Dynamo 1.6.1. Pods and Slurm jobs get no variable of the caller: set it in the manifest, or in the batch file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Readers = Literal["frontends", "workers", "all processes"]
 
 @dataclass(frozen=True, slots=True)
 class PassedVariable:
-    """A variable that reaches ``readers``. A ``name`` that ends in ``*`` covers all names that begin so."""
+    """A variable that reaches ``readers``. A ``name`` that ends in ``*`` is a prefix of names."""
 
     name: str
     readers: Readers
@@ -38,7 +38,7 @@ class PassedVariable:
 PASSED = (
     PassedVariable("DYN_LOG", "all processes", "levels of the logs, also by module", "--log-level"),
     PassedVariable("DYN_LOGGING_JSONL", "all processes", "logs as JSON lines", "--log-format"),
-    PassedVariable("DYN_LOGGING_CONSOLE_FORMAT", "all processes", "form of the logs"),
+    PassedVariable("DYN_LOGGING_CONSOLE_FORMAT", "all processes", "format of the logs"),
     PassedVariable("DYN_LOGGING_SPAN_EVENTS", "all processes", "begin and end of each span in the logs"),
     PassedVariable("DYN_LOG_USE_LOCAL_TZ", "all processes", "time zone of the logs"),
     PassedVariable("DYN_SDK_DISABLE_ANSI_LOGGING", "all processes", "colours in the logs"),
@@ -64,7 +64,6 @@ PASSED = (
     PassedVariable("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD", "frontends", "KV use at which a worker counts as busy"),
     PassedVariable("DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD*", "frontends", "prefill at which a worker counts as busy"),
     PassedVariable("DYN_MIGRATION_MAX_SEQ_LEN", "frontends", "longest sequence that migrates"),
-    PassedVariable("DYN_ROUTER_CONDITIONAL_DISAGG*", "frontends", "requests that skip the prefill workers"),
     PassedVariable("DYN_ROUTER_PREFILL_POLICY", "frontends", "choice of a prefill worker"),
     PassedVariable("DYN_ROUTER_DECODE_POLICY", "frontends", "choice of a decode worker"),
     PassedVariable("DYN_ROUTER_QUEUE_THRESHOLD", "frontends", "load at which the KV router queues"),
@@ -123,6 +122,7 @@ INSTEAD: Mapping[str, str] = {
     "DYN_ENGINE_REQUEST_LIMIT": _BOUNDS,
     "DYN_DYNAMO_REQUEST_QUEUE_LIMIT": _BOUNDS,
     "DYN_ROUTER_MODE": "use --router-mode",
+    "DYN_ROUTER_CONDITIONAL_DISAGG*": "use --conditional-disagg",
     "DYN_ROUTER_*": _ROUTER_ARGS,
     "DYN_MIGRATION_LIMIT": _ROUTER_ARGS,
     "DYN_ENABLE_ANTHROPIC_API": _ROUTER_ARGS,
@@ -130,7 +130,7 @@ INSTEAD: Mapping[str, str] = {
     "DYN_METRICS_PREFIX": _ROUTER_ARGS,
     "DYN_KV_CACHE_BLOCK_SIZE": _ROUTER_ARGS,
 }
-"""What to use instead of a variable that is not passed on; the first name that fits decides."""
+"""What to use instead of a variable that is not passed on; the first matching name decides."""
 
 
 def with_caller_variables(plan: Plan, caller: Mapping[str, str], given: frozenset[str] = frozenset()) -> Plan:

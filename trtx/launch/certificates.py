@@ -73,17 +73,17 @@ def check_certificate(
     _check_key(pair)
     server = _server(pair)
     try:
-        told = handshake(server, exactly(own))
+        presented = handshake(server, exactly(own))
     except ssl.SSLError as error:
         _refused(pair, _reason(error))
-    since, until = (ssl.cert_time_to_seconds(str(told[name])) for name in ("notBefore", "notAfter"))
+    since, until = (ssl.cert_time_to_seconds(str(presented[name])) for name in ("notBefore", "notAfter"))
     if not since <= time.time() < until:
         word, at = ("expired on", until) if time.time() >= until else ("is not in force before", since)
         raise UsageError(
             f"{pair.description} {word} {_date(at)}, so no client accepts it; renew it, or correct this machine's clock"
         )
     return Certificate(
-        ServerTls(pair.certificate, pair.key, tuple(_names(told))),
+        ServerTls(pair.certificate, pair.key, tuple(_names(presented))),
         datetime.fromtimestamp(until, UTC),
         tuple(_warnings(pair, until)),
     )
@@ -164,7 +164,7 @@ def _check_key(pair: _Pair) -> None:
     content = read_bytes(pair.key, pair.options[1], "a private key in PEM")
     if _ENCRYPTED.search(content):
         raise UsageError(
-            f"{pair.key_description} is encrypted, but a starting server can't ask for a passphrase; expected a "
+            f"{pair.key_description} is encrypted, but a starting server can't ask for a passphrase; expected an "
             "unencrypted one that only you can read (`openssl pkey` makes it)"
         )
     if not _PRIVATE.search(content):
@@ -199,8 +199,8 @@ def _reason(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
-def _names(told: Mapping[str, Any]) -> Iterator[str]:
-    names: Sequence[tuple[str, str]] = told.get("subjectAltName", ())
+def _names(presented: Mapping[str, Any]) -> Iterator[str]:
+    names: Sequence[tuple[str, str]] = presented.get("subjectAltName", ())
     for kind, value in names:
         if kind == "IP Address":
             yield str(ipaddress.ip_address(value.strip()))  # IPv6 in its usual notation

@@ -19,7 +19,7 @@ from trtx.prompts.same import syntax_error
 from trtx.topology import Plan
 
 _AUTO = "auto"
-_EXPECTED = "a Jinja chat template, as a checkpoint has it in chat_template.jinja"
+_EXPECTED = "a Jinja chat template, such as a checkpoint's chat_template.jinja"
 # Parsers of Dynamo 1.6.1 that load the vocabulary of OpenAI's Harmony format, which no wheel contains.
 _HARMONY_PARSERS = frozenset({"harmony", "gpt_oss"})
 _HARMONY_FILE, _HARMONY_DIRECTORY = "o200k_base.tiktoken", "TIKTOKEN_ENCODINGS_BASE"
@@ -36,7 +36,7 @@ class ChatFormat:
     warnings: tuple[str, ...]
 
     def of(self, spec: TopologySpec) -> TopologySpec:
-        """``spec`` with the names of the parsers that are registered."""
+        """``spec`` with the names of the parsers that its workers register."""
         names = {
             "tool_call_parser": self.tool_call_parser or NO_PARSER,
             "reasoning_parser": self.reasoning_parser or NO_PARSER,

@@ -1,4 +1,4 @@
-"""Reads this machine's CPU cores: their NUMA nodes, the threads of each core, and who else decides over them."""
+"""Reads this machine's CPU cores: their NUMA nodes, the threads of each core, and restrictions by the caller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cpu_cores() -> int:
 
 
 def cores_taken(system: Path = _SYSTEM) -> str:
-    """Returns why trtx must not pin processes to cores: the caller has limited the CPUs. Returns "" if it may pin."""
+    """Returns why trtx must not pin processes to cores, such as a cgroup that limits the CPUs; "" if it may."""
     if _quota() is not None:
         return "the cgroup limits the CPU time"
     online = cpus_of(_read(system / "cpu" / "online"))

@@ -1,4 +1,4 @@
-"""After a process's death: kills what it left behind, and describes exit, cause and last log lines."""
+"""Handles the death of a process: kills the processes that it left, and describes exit, cause and last log lines."""
 
 from __future__ import annotations
 

@@ -21,8 +21,10 @@ class _Refused(Exception):
     pass
 
 
-def check_flags(words: Sequence[str], router_mode: str) -> None:
+def check_flags(words: Sequence[str], router_mode: str, own: Sequence[str] = ()) -> None:
     """Raises UsageError for ``--router-args`` with which dynamo.frontend would exit at its start.
+
+    ``own``: the flags that trtx adds to them.
 
     If there are any, this imports Dynamo's parser, which takes half a second. It repeats the three steps of
     ``parse_args`` in the ``main`` of dynamo.frontend 1.6.1, which can't be imported itself because it would set up the
@@ -35,7 +37,7 @@ def check_flags(words: Sequence[str], router_mode: str) -> None:
     parser = _Parser(add_help=False)
     FrontendArgGroup().add_arguments(parser)
     try:
-        args, unknown = parser.parse_known_args(["--router-mode", router_mode, *words])
+        args, unknown = parser.parse_known_args(["--router-mode", router_mode, *own, *words])
         config = FrontendConfig.from_cli_args(args)
         config.validate()
     except (_Refused, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Reads from the log of Dynamo's frontend what it reports nowhere else: that it can't load a registered model.
+"""Finds errors in the log of Dynamo's frontend, which reports nowhere else that it can't load a registered model.
 
 Seen with Dynamo 1.6.1: if the frontend can't read the chat template or the tokenizer, ``/v1/models/<name>/ready``
 returns 404 as if there were no worker, while the frontend tries again and again.

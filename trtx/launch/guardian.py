@@ -86,8 +86,8 @@ class Guardian:
             for pid in self._sessions:
                 self._tell(f"pid {pid}\n")
             self._tell_of_etcd()
-            told, self._ranks = self._ranks, {}
-            for name, known in told.items():
+            ranks, self._ranks = self._ranks, {}
+            for name, known in ranks.items():
                 self.watch_ranks(name, known)
             for worker_id in self._workers.values():
                 self._tell(f"worker {worker_id}\n")

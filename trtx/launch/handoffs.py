@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtx.engine import worker_facts
+from trtx.engine import MODEL_ENGINES, worker_facts
 from trtx.engine.handoff_facts import HandoffFacts
 from trtx.launch.readiness import own_headers, request
 from trtx.topology import Plan
@@ -30,7 +30,6 @@ With more, a selection is proved that contains every worker and every pair of ho
 """
 TOKENS = 2
 """Number of tokens per request: prefill makes the first, and decode needs the prompt's KV for the second."""
-_HAND_OVER = ("torch", "tensorrt-llm")  # engines with a handoff; the others have no KV
 _AT_ONCE = 8
 _STRAYS = 20  # requests per decode worker; a router that draws workers at random misses one with a probability of 1e-8
 # Dynamo's headers that select a request's workers by instance id. With 1.6.1 every router mode obeys both; a decode
@@ -61,7 +60,7 @@ def pairs_of(plan: Plan, most: int = MOST_PAIRS) -> tuple[WorkerPair, ...]:
 
     Up to ``most`` pairs, all of them; otherwise a selection with each worker and each pair of hosts at least once.
     """
-    if plan.mode != "disagg" or plan.engine not in _HAND_OVER:
+    if plan.mode != "disagg" or plan.engine not in MODEL_ENGINES:
         return ()
     prefill = [worker for worker in plan.workers if worker.role == "prefill"]
     decode = [worker for worker in plan.workers if worker.role == "decode"]
@@ -108,7 +107,6 @@ class HandoffProofs:
         """
         self.pairs = pairs_of(plan)
         self.unknown = ""
-        self.moved_bytes = 0
         self._plan = plan
         self._url = url or plan.url
         self._workers = {worker.name: worker for worker in plan.workers}
@@ -128,10 +126,10 @@ class HandoffProofs:
 
     @property
     def summary(self) -> str:
-        """What was proved, as the end of a sentence; "" if there is nothing to prove, or not everything is proved."""
+        """The proved pairs, as the end of a sentence; "" if there is nothing to prove, or not everything is proved."""
         if self.unknown:
             return f"; handoffs are not checked: {self.unknown}"
-        if not self.pairs or self._proved.keys() < set(self.pairs):
+        if not self.pairs or not self._proved.keys() >= set(self.pairs):
             return ""
         pairs = "its pair of workers" if len(self.pairs) == 1 else f"each of {len(self.pairs)} pairs of workers"
         return f", and KV in {pairs}"
@@ -172,13 +170,13 @@ class HandoffProofs:
                 proved.add(came_to)
             if came_to == pair:
                 return problem
-        return f"the router sent no request from {self._told(pair.prefill)} to {self._told(pair.decode)}"
+        return f"the router sent no request from {self._label(pair.prefill)} to {self._label(pair.decode)}"
 
     def _ask(self, pair: WorkerPair, ids: Mapping[str, int], timeout_s: float) -> tuple[WorkerPair, str | None]:
         """Sends one request. Returns the pair that served it, and the problem, or None."""
         code, answer = self._send(pair, ids, _COMPLETIONS, timeout_s)
         if code == 0:
-            workers = f"{self._told(pair.prefill)} and {self._told(pair.decode)}"
+            workers = f"{self._label(pair.prefill)} and {self._label(pair.decode)}"
             return pair, f"the frontend did not answer the request that checks the handoff between {workers}: {answer}"
         if code != 200:
             return pair, self._sentence(pair, self._refusal(pair, ids, timeout_s) or f"HTTP {code}: {answer}")
@@ -191,12 +189,13 @@ class HandoffProofs:
         if facts.outcome == "read":
             with self._lock:
                 self._proved[seen] = _lives(seen, ids)
-                self.moved_bytes += facts.bytes
             return seen, None
+        if facts.outcome == "local":  # the ids were unknown, so the request named no prefill worker
+            return WorkerPair("", facts.decode), f"the router sent no request to {self._label(pair.prefill)}"
         if facts.outcome == "whole":
-            return pair, f"{self._told(facts.decode)} received a request that no prefill worker had processed"
+            return pair, f"{self._label(facts.decode)} received a request that no prefill worker had processed"
         because = facts.because or "no KV of a new prompt was read"
-        return seen, self._sentence(seen, because + self._said_by_ucx(seen.decode), self._remedy(seen))
+        return seen, self._sentence(seen, because + self._ucx_error(seen.decode), self._remedy(seen))
 
     def _refusal(self, pair: WorkerPair, ids: Mapping[str, int], timeout_s: float) -> str:
         """The message with which a worker refuses the pair's requests; "" if unknown."""
@@ -236,7 +235,7 @@ class HandoffProofs:
             return 0, f"{type(error).__name__}: {error}"
 
     def _sentence(self, pair: WorkerPair, cause: str, remedy: str = "") -> str:
-        return f"no KV came from {self._told(pair.prefill)} to {self._told(pair.decode)}: {_shortened(cause)}{remedy}"
+        return f"no KV came from {self._label(pair.prefill)} to {self._label(pair.decode)}: {_shortened(cause)}{remedy}"
 
     def _remedy(self, pair: WorkerPair) -> str:
         """A remedy for a pair whose network devices may not reach each other, or ""."""
@@ -248,7 +247,7 @@ class HandoffProofs:
         where = f"the device of {hosts} in the hosts file" if hosts else _UCX_DEVICE
         return f"; correct {where}: it has to name a network device on each side that reaches the other"
 
-    def _told(self, name: str) -> str:
+    def _label(self, name: str) -> str:
         """A worker's name for the user; for several hosts with its host and its UCX device."""
         worker = self._workers.get(name)
         if worker is None:
@@ -258,7 +257,7 @@ class HandoffProofs:
         device = worker.env.get(_UCX_DEVICE)
         return f"{name} (on {worker.host}{f', {_UCX_DEVICE}={device}' if device else ''})"
 
-    def _said_by_ucx(self, name: str) -> str:
+    def _ucx_error(self, name: str) -> str:
         """The last UCX error in the worker's log if it runs on this machine; NIXL's own error is only a code."""
         error = _last_of_ucx(self._logs[name]) if name in self._logs else ""
         return f"; UCX says: {error}" if error else ""

@@ -43,6 +43,7 @@ from trtx.topology import (
     PlannedHost,
     check_router_args,
     check_size,
+    conditional_flags,
     plan_hosts,
     settle,
     with_roles,
@@ -104,7 +105,7 @@ def plan_again(asked: PublishedInputs, *, model_path: Path, this_host: str | Non
     spec, hosts = with_roles(asked.spec, asked.hosts), asked.hosts
     check_size(spec)
     check_router_args(spec.router_args)
-    check_flags(spec.router_args, spec.router_mode)
+    check_flags(spec.router_args, spec.router_mode, conditional_flags(spec))
     checkpoint = resolve_checkpoint(str(model_path))
     check_media(spec, asked.engine, checkpoint)
     resolve_chat_format(spec, checkpoint.path, checkpoint.architecture)
@@ -217,8 +218,8 @@ def host_here(hosts: Sequence[PlannedHost], named: str | None) -> str:
         if len(here) == 1:
             return here[0].name
         addresses = ", ".join(f"{host.address} ({host.name})" for host in (here or hosts))
-        told = "several of the hosts' addresses" if here else "none of the hosts' addresses"
-        raise UsageError(f"this machine has {told}: {addresses}; correct the hosts file, or use --this-host NAME")
+        match = "several of the hosts' addresses" if here else "none of the hosts' addresses"
+        raise UsageError(f"this machine has {match}: {addresses}; correct the hosts file, or use --this-host NAME")
     found = host_named(hosts, named)
     if found not in here:
         raise UsageError(

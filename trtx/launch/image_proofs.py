@@ -18,6 +18,7 @@ from pathlib import Path
 
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config.media import MediaLimits
+from trtx.engine import MODEL_ENGINES
 from trtx.errors import UsageError
 from trtx.launch.handoffs import CHAT, TO_PREFILL, TO_WORKER, ask_worker_ids
 from trtx.launch.readiness import own_headers, request
@@ -47,7 +48,7 @@ class ImageProofs:
         self.unchecked = ""
         self._plan = plan
         self._url = url or plan.url
-        if plan.engine not in ("torch", "tensorrt-llm"):  # no other engine takes images
+        if plan.engine not in MODEL_ENGINES:
             return
         try:
             if read_vision_config(model_path or plan.model_path) is not None:
@@ -57,7 +58,7 @@ class ImageProofs:
 
     @property
     def summary(self) -> str:
-        """What was proved, as the end of a sentence, once nothing is missing; "" if there is nothing to report."""
+        """The proved encoders, as the end of a sentence, once none is missing; "" if there is nothing to report."""
         if self.unchecked:
             return f"; images are not checked: {self.unchecked}"
         if not self.encoders:
@@ -112,8 +113,10 @@ class ImageProofs:
     def _headers(self, target: ProcessSpec) -> dict[str, str]:
         """The routing header for ``target``; empty for an encode worker, to which no router sends requests."""
         header = {"agg": TO_WORKER, "prefill": TO_PREFILL}.get(target.role)
-        worker_id = ask_worker_ids(self._url, self._plan.model).get(target.name) if header else None
-        return {header: str(worker_id)} if header and worker_id is not None else {}
+        if header is None:
+            return {}
+        worker_id = ask_worker_ids(self._url, self._plan.model, self._plan.certificate).get(target.name)
+        return {} if worker_id is None else {header: str(worker_id)}
 
     def _has_encoded(self, worker: ProcessSpec) -> bool:
         """Whether the worker's metrics show an encoded image; False also if they can't be read.

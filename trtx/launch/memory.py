@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import psutil
 
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config.media import EMBEDDING_CACHE_BYTES
+from trtx.engine import MODEL_ENGINES
 from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.errors import UsageError
 from trtx.launch.host_tiers import check_host_tier, with_host_tiers
@@ -29,7 +29,7 @@ from trtx.topology import Machine, Plan, ProcessSpec
 
 def with_memory(plan: Plan, machine: Machine) -> Plan:
     """``plan`` with its memory plans, or with a reason for their absence. Raises UsageError if a role does not fit."""
-    if plan.engine not in ("torch", "tensorrt-llm"):
+    if plan.engine not in MODEL_ENGINES:
         return plan
     plan = with_host_tiers(plan)
     if plan.engine == "tensorrt-llm" and not plan.gpu_names:
@@ -39,7 +39,7 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
     memory: list[MemoryPlan] = []
     for role, values in plan.engine_configs.items():
         if role == "encode":
-            plan = replace(plan, reasons=(*plan.reasons, *_of_encoders(plan, values, machine)))
+            plan = replace(plan, reasons=(*plan.reasons, *_of_encoders(plan, machine)))
             continue
         device = _device([worker for worker in plan.workers if worker.role == role], plan, machine)
         try:
@@ -144,7 +144,7 @@ def _share(plan: Plan, device: MemoryDevice) -> EncoderShare:
         raise UnknownShapeError(f"its vision tower is not counted ({unknown})") from unknown
 
 
-def _of_encoders(plan: Plan, values: Mapping[str, Any], machine: Machine) -> Iterator[str]:
+def _of_encoders(plan: Plan, machine: Machine) -> Iterator[str]:
     """Reasons that state what encode workers take.
 
     Raises UsageError if an encode worker does not fit on its own device. For encode workers that share a GPU, the

@@ -1,4 +1,4 @@
-"""Turns a :class:`TopologySpec` into a :class:`Plan`, from the machine, the model, the configs and the free ports."""
+"""Turns a :class:`TopologySpec` into a :class:`Plan`, given the machine, the model, the configs and free ports."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from trtx.checkpoint import (
 )
 from trtx.checkpoint.drafts import check_draft_of
 from trtx.checkpoint.facts import dtype_of, read_config
+from trtx.checkpoint.tensor_parallel import check_expert_sizes
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config import (
     Finding,
@@ -35,7 +36,7 @@ from trtx.config.left_out import OF_TP
 from trtx.config.media import VIDEO_FIELDS
 from trtx.config.planted_fault import refuse_planted_fault
 from trtx.config.wording import quoted
-from trtx.engine import KV_FAULT_VARIABLE, installed_version, parse_kv_fault, resolve_kind
+from trtx.engine import KV_FAULT_VARIABLE, MODEL_ENGINES, installed_version, parse_kv_fault, resolve_kind
 from trtx.engine.tensorrt_llm.multimodal import placeholder_of
 from trtx.errors import UsageError
 from trtx.launch.caller_variables import options_given, with_caller_variables
@@ -52,12 +53,21 @@ from trtx.launch.prompt_notes import with_prompt_note
 from trtx.launch.videos import video_warnings
 from trtx.launch.warm_up import check_warm_up
 from trtx.launch.weight_notes import with_weight_note
-from trtx.topology import BrokerPorts, Machine, Plan, Ports, check_router_args, check_size, plan
+from trtx.topology import (
+    BrokerPorts,
+    Machine,
+    Plan,
+    Ports,
+    check_router_args,
+    check_size,
+    conditional_flags,
+    plan,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What will be served, before its placement is known."""
+    """The engine, checkpoint and configs of a topology, before its workers are placed."""
 
     model: str  # the name with which it was found
     engine: str
@@ -120,9 +130,9 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     """
     check_size(spec)
     check_router_args(spec.router_args)
-    check_flags(spec.router_args, spec.router_mode)
+    check_flags(spec.router_args, spec.router_mode, conditional_flags(spec))
     engine = spec.engine if machine is None else _engine(spec, has_gpu=has_gpu)
-    on_gpu = has_gpu and engine in ("torch", "tensorrt-llm")
+    on_gpu = has_gpu and engine in MODEL_ENGINES
     model = spec.model or _default_model(engine) or default_model(on_gpu=on_gpu)
     # For other machines, the weights need not be here.
     checkpoint = describe_checkpoint(model) if machine is None else resolve_checkpoint(model)
@@ -132,7 +142,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
         read_end_ids(checkpoint.path)
     check_media(spec, engine, checkpoint)
     chat = resolve_chat_format(spec, checkpoint.path, checkpoint.architecture)
-    family = config_family(checkpoint.architecture, on_gpu=on_gpu)
+    family = config_family(checkpoint.architecture, on_gpu=on_gpu, engine=engine)
     configs: dict[Role, ResolvedEngineConfig] = {
         role: load_engine_config(
             role,
@@ -146,11 +156,13 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     }
     findings = check_configs(spec, configs, engine, checkpoint, machine)
     if engine == "torch":
-        if machine is not None:
-            for config in configs.values():
-                check_draft_of(config.values.get("speculative_config") or {}, checkpoint.path)
+        decoder = read_model_config(checkpoint.path)
+        for values in (config.values for config in configs.values()):
+            check_expert_sizes(decoder, values.get("moe_tensor_parallel_size"), values.get("moe_expert_parallel_size"))
+            if machine is not None:
+                check_draft_of(values.get("speculative_config") or {}, checkpoint.path)
         check_warm_up(configs, checkpoint)
-        own = read_model_config(checkpoint.path).dtype
+        own = decoder.dtype
         configs = with_embedding_dtype(configs, own, is_gpu=on_gpu)
         if machine is not None and not on_gpu:
             configs = with_cpu_dtype(configs, own)
@@ -190,7 +202,7 @@ def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None
     """
     stated = spec.media.model_dump(exclude_defaults=True)
     names = [name for name, value in stated.items() if (name, value) not in _TRUE_WITHOUT_MEDIA]
-    if names and engine not in ("torch", "tensorrt-llm"):
+    if names and engine not in MODEL_ENGINES:
         raise UsageError(
             f"{_option(names[0])} has no effect with --engine {engine}, whose workers take no images; leave it out, or "
             "use --engine torch"
@@ -198,7 +210,7 @@ def check_media(spec: TopologySpec, engine: str, checkpoint: Checkpoint) -> None
     options = [*map(_option, names), *([spec.encoders_typed] if spec.encoders else [])]
     # TensorRT-LLM supports more models
     placeholder = placeholder_of if engine == "tensorrt-llm" else read_vision_config
-    if options and engine in ("torch", "tensorrt-llm") and placeholder(checkpoint.path) is None:
+    if options and engine in MODEL_ENGINES and placeholder(checkpoint.path) is None:
         raise UsageError(
             f"{options[0]} has no effect with {checkpoint.served_model_name}, a text model; leave it out, or serve one "
             "that takes images"
@@ -245,12 +257,12 @@ def _check_fault(fault: str | None) -> None:
 def _with_fault(planned: Plan, fault: str | None) -> Plan:
     if fault is None:
         return planned
-    told = f"EVERY WORKER RUNS WITH A FAULT, {KV_FAULT_VARIABLE}={fault}: answers are wrong on purpose"
+    reason = f"EVERY WORKER RUNS WITH A FAULT, {KV_FAULT_VARIABLE}={fault}: answers are wrong on purpose"
     processes = tuple(
         replace(one, env={**one.env, KV_FAULT_VARIABLE: fault}) if one.role != "frontend" else one
         for one in planned.processes
     )
-    return replace(planned, processes=processes, reasons=(told, *planned.reasons))
+    return replace(planned, processes=processes, reasons=(reason, *planned.reasons))
 
 
 def check_configs(

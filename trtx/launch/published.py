@@ -113,17 +113,17 @@ class Published:
         except _NoFiles:
             raise
         except ValidationError as error:
-            told = _problem(error)
+            reason = _problem(error)
         except RecursionError:
-            told = "it is nested too deeply"
+            reason = "it is nested too deeply"
         except UnicodeDecodeError:
-            told = "it is not UTF-8"
+            reason = "it is not UTF-8"
         except json.JSONDecodeError:
-            told = "it is not JSON"
+            reason = "it is not JSON"
         except (UsageError, ValueError) as error:
-            told = str(error)
+            reason = str(error)
         raise UsageError(
-            f"the plan of topology {name!r} in etcd can't be read by this trtx ({told}); run the same trtx on every "
+            f"the plan of topology {name!r} in etcd can't be read by this trtx ({reason}); run the same trtx on every "
             "host"
         )
 
@@ -206,9 +206,9 @@ def _with_numbers(value: Any) -> Any:
 
 def _problem(error: ValidationError) -> str:
     first = error.errors()[0]
-    told = first["msg"].removeprefix("Value error, ")
+    reason = first["msg"].removeprefix("Value error, ")
     where = ".".join(str(part) for part in first["loc"])
-    return shown(f"{where}: {told}" if where else told, 300)
+    return shown(f"{where}: {reason}" if where else reason, 300)
 
 
 def name_of(plan: Plan) -> str:

@@ -25,7 +25,7 @@ class RemoteWorkers:
         self._address = next((host.address for host in hosts if host.name == here), "")
         self._own = self._others = 0  # registered workers, at most as many as expected
         self._components: set[str] = set()
-        self._told: tuple[int, tuple[str, ...]] | None = None
+        self._reported: tuple[int, tuple[str, ...]] | None = None
 
     def see(self, registered: Collection[int], registry: Registry) -> None:
         """Updates the counts: ``registered`` are the ids of all workers that are registered now, including this host's.
@@ -41,7 +41,7 @@ class RemoteWorkers:
         self._components = {one.component for one in there.values()}
 
     @property
-    def lack(self) -> str:
+    def missing(self) -> str:
         """A message such as ``1 of 3 workers are registered``; empty if no worker is missing."""
         registered, expected = self._own + self._others, self._expected_own + self._expected_others
         return f"{registered} of {expected} workers are registered" if registered < expected else ""
@@ -55,7 +55,7 @@ class RemoteWorkers:
             role for role in self._roles if _COMPONENTS.get(role, _COMPONENT_OF_REST) not in self._components
         )
         found = (self._others, missing) if self._others < self._expected_others else None
-        is_news, self._told = found != self._told, found
+        is_news, self._reported = found != self._reported, found
         if found is None or not is_news:
             return None
         whose = "other hosts" if self._own == self._expected_own else "other hosts and of this one"
@@ -64,4 +64,4 @@ class RemoteWorkers:
             if missing
             else "the remaining workers continue to serve"
         )
-        return f"workers of {whose} are gone: {self.lack}; {follows}"
+        return f"workers of {whose} are gone: {self.missing}; {follows}"

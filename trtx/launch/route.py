@@ -41,7 +41,7 @@ class FrontendStatus:
         self.routed_at: float | None = None  # the last time the frontend reported every worker
         self.proved_at: float | None = None  # start time of the last real request that succeeded
         self.serves = False  # whether the frontend had a worker of every role at its last answer
-        self.problem = ""  # which workers the frontend does not report, and why
+        self.problem = ""  # the workers that the frontend does not count, and why
         self.request_problem = ""  # error of the last real request
         self.handoff_problem = ""  # the pair of workers whose KV handoff failed, and why
         self._plan = plan

@@ -35,7 +35,7 @@ class RunDirectory:
         if plan.chat_template is not None:
             self._files[template_path(plan.run_dir)] = plan.chat_template
         self._files[plan.run_dir / "plan.json"] = json.dumps(plan.to_json(), indent=2) + "\n"
-        self._told = ""
+        self._reported = ""
 
     def write(self) -> None:
         """Writes the directories and files, which the user may want to read and restarted workers need.
@@ -52,21 +52,21 @@ class RunDirectory:
         directories = [path for path in self._directories if _is_gone(path)]
         files = [path for path in self._files if _is_gone(path)]
         if not directories and not files:
-            self._told = ""
+            self._reported = ""
             return None
-        told = f"{[*directories, *files][0]} was removed by something other than trtx"
+        message = f"{[*directories, *files][0]} was removed by something other than trtx"
         try:
             self._make(directories, files)
         except OSError as error:
-            told += f", and can't be recreated ({os.strerror(error.errno or 0)}); the topology continues to serve"
+            message += f", and can't be recreated ({os.strerror(error.errno or 0)}); the topology continues to serve"
         else:
-            told += "; trtx recreated it"
+            message += "; trtx recreated it"
             if directories:
-                told += ", but the output of running processes is lost"
-        is_news, self._told = told != self._told, told
-        return told if is_news else None
+                message += ", but the output of running processes is lost"
+        is_news, self._reported = message != self._reported, message
+        return message if is_news else None
 
-    def shortage(self) -> str | None:
+    def start_problem(self) -> str | None:
         """The beginning of a sentence on why a new process would exit at once: a file that it needs can't be read.
 
         Else None.

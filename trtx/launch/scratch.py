@@ -58,7 +58,7 @@ class Scratch:
                 return f"{path} can't be reached any more ({os.strerror(error.errno or 0)})"
         return None
 
-    def shortage(self) -> str | None:
+    def start_problem(self) -> str | None:
         """Why a process that starts now could not register, or None.
 
         For example ``/tmp/x can't be written (No space left on device), …``. A worker of Dynamo 1.6.1 whose record

@@ -142,10 +142,10 @@ def serve(
         topology = ServedTopology(plan, whole, supervisor, interruption)
         on_slots(topology.slots)
         if count := remove_left_behind(plan):
-            told = (
+            message = (
                 f"{count} workers of an earlier share that was killed here were still registered, and have been removed"
             )
-            on_event(Event("lost", told))
+            on_event(Event("lost", message))
         HOLDER.release(held)
         try:
             start = time.monotonic()
@@ -184,7 +184,7 @@ def serve(
 
 
 def take_place(share: Plan) -> None:
-    """Makes the checks of :func:`serve` on this machine before the plan is published, and holds the share's ports.
+    """Checks this machine as :func:`serve` does, before the plan is published, and holds the share's ports.
 
     Raises UsageError if a port is taken, or if a share of that name runs here.
     """
@@ -232,9 +232,9 @@ def _make_directories(plan: Plan) -> Scratch:
             f"the topology's directory {str(plan.scratch_dir)!r} can't be made ({error.strerror}); "
             "set TMPDIR to a directory that you can write to"
         ) from error
-    if (shortage := scratch.shortage()) is not None:
+    if (problem := scratch.start_problem()) is not None:
         scratch.remove()
-        raise UsageError(f"no process can be started: {shortage}, or set TMPDIR to another directory")
+        raise UsageError(f"no process can be started: {problem}, or set TMPDIR to another directory")
     return scratch
 
 
@@ -246,7 +246,7 @@ def _wait_ready(
     Asks a frontend only once every process is up, because it logs an error for each request about a model that it
     lacks.
     """
-    plan, whole_since, told = topology.plan, 0.0, ""
+    plan, whole_since, message = topology.plan, 0.0, ""
     seen = Readiness(False, "not every process is up")
     logs = plan.run_dir / "serve" / "logs"
     while not seen.is_ready:
@@ -266,10 +266,10 @@ def _wait_ready(
                 f"every process is up, but for {UNROUTED_S:g} s the frontend has not counted every worker: "
                 f"{seen.summary}{error}; see the logs in {logs}"
             )
-        if supervisor.missing_workers != told and all(slot.state == "up" for slot in topology.slots):
-            told = supervisor.missing_workers
-            if told:
-                on_event(Event("waiting", f"{plan.this_host} is up and waits for other hosts: {told}"))
+        if supervisor.missing_workers != message and all(slot.state == "up" for slot in topology.slots):
+            message = supervisor.missing_workers
+            if message:
+                on_event(Event("waiting", f"{plan.this_host} is up and waits for other hosts: {message}"))
         time.sleep(_POLL_S)
         if topology.is_whole:
             seen = _ask(topology.whole)

@@ -26,7 +26,6 @@ class Restart:
     name: str
     at: float  # seconds since the epoch
     exit: str  # from describe_exit
-    log_tail: str
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +50,7 @@ class Slot:
     ended_because: str | None = None  # why the launcher killed it; None: it did not
     status: WorkerStatus | None = None  # the last status read, because the file may be gone when it is needed
     status_problem: str | None = None  # the reported reason why the status file can't be read
-    recomputed_told: int = 0  # number of recomputed prompts at the last report
+    recomputed_reported: int = 0  # number of recomputed prompts at the last report
     deaths: RestartPolicy = field(default_factory=RestartPolicy)
 
     def begin(self, child: Child, now: float) -> None:
@@ -60,7 +59,7 @@ class Slot:
         self.restart_at = self.worker_id = self.status = self.status_problem = None
         self.renewed_at = self.unrenewed_s = self.vanished_since = self.draining_since = self.ended_because = None
         self.stopped_since = None
-        self.held_back_by, self.recomputed_told = None, 0
+        self.held_back_by, self.recomputed_reported = None, 0
         self.was_registered = self.had_served = False
 
     def look_at_status(self, child: Child) -> str | None:
@@ -78,9 +77,9 @@ class Slot:
         Reported for the first prompt, and each time that their number has doubled.
         """
         found = None if self.status is None else self.status.handoffs
-        if found is None or found.recomputed < max(1, 2 * self.recomputed_told):
+        if found is None or found.recomputed < max(1, 2 * self.recomputed_reported):
             return None
-        self.recomputed_told = found.recomputed
+        self.recomputed_reported = found.recomputed
         prompts = f"{found.recomputed} of {found.read + found.recomputed} prompts"
         return (
             f"{self.spec.name} recomputed {prompts}, because their KV did not come from a prefill worker; the last one "
@@ -101,9 +100,9 @@ class Slot:
         return f"it is stopped (by SIGSTOP or a debugger), for {stopped_s:.0f} s" if stopped_s > at_most_s else None
 
     def look_at_draining(self, now: float) -> str | None:
-        """Why the worker must be killed, which is draining without trtx's request or because its engine died; or None.
+        """Why a worker that drains without trtx's request, or because its engine died, must be killed; or None.
 
-        Such a worker ends by itself after its open requests, unless that takes longer than ``_DRAINS_AT_MOST_S``.
+        Such a worker ends by itself after its open requests. It is killed after ``_DRAINS_AT_MOST_S``.
         """
         if self.draining_since is None:
             self.state, self.draining_since = "draining", now

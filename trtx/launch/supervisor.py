@@ -5,8 +5,8 @@ and its engine's processes by recorded pid), the exit and the end of the log are
 back-off. Before the topology has been ready for the first time, a death ends the launch instead: nothing is being
 served yet, and a retry would hide the cause.
 
-A process that is alive but serves no requests is killed and then handled like any other death. This is a worker whose
-records have vanished (it never registers again), or a frontend that does not answer or does not see the registered
+A process that is alive but can't serve requests is killed, and then handled like any other death: a worker whose
+records have vanished (it never registers again), and a frontend that does not answer or does not count the registered
 workers. Every reported cause was checked, and "whole again" is reported only after a real request succeeded.
 """
 
@@ -27,12 +27,12 @@ from trtx.launch.events import Event, EventKind
 from trtx.launch.frontend_watch import FrontendWatches
 from trtx.launch.guardian import Guardian
 from trtx.launch.ports import taken
+from trtx.launch.preconditions import Preconditions
 from trtx.launch.remote_hosts import RemoteWorkers
 from trtx.launch.restarts import CRASH_LOOP_DEATHS
 from trtx.launch.route import FrontendStatus
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
-from trtx.launch.shortage import Preconditions
 from trtx.launch.slots import Restart, Slot
 from trtx.planes.registry import RegistryUnknown
 from trtx.topology import Plan, ProcessSpec
@@ -76,7 +76,7 @@ class Supervisor:
         self._guardian = guardian
         self._scratch = scratch
         self._run_directory = RunDirectory(plan)
-        self._shortage = Preconditions(plan, self._run_directory, scratch)
+        self._start_problem = Preconditions(plan, self._run_directory, scratch)
         self._frontends = FrontendWatches(plan, routes)
         self._remote = RemoteWorkers(whole, plan.this_host)
         self._spawn = spawn or spawner_of(plan)
@@ -84,8 +84,8 @@ class Supervisor:
         self._next_look = 0.0
         self._has_been_ready = False
         self._is_degraded = False
-        self._told_of_route = ""
-        self._told_unknown: str | None = None  # the reported reason why the registry can't be read
+        self._route_problem = ""
+        self._registry_problem: str | None = None  # the reported reason why the registry can't be read
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
@@ -124,7 +124,7 @@ class Supervisor:
     @property
     def missing_workers(self) -> str:
         """What is missing on other hosts, such as ``1 of 3 workers are registered``; "" if nothing."""
-        return self._remote.lack
+        return self._remote.missing
 
     @property
     def frontend_error(self) -> str:
@@ -140,10 +140,10 @@ class Supervisor:
             if slot.child is not None and (code := slot.child.poll()) is not None:
                 self._died(slot, slot.child, code, now)
             elif slot.restart_at is not None and now >= slot.restart_at:
-                if (shortage := self._shortage()) is None:
+                if (problem := self._start_problem()) is None:
                     self._start(slot)
                 else:
-                    self._hold_back(slot, shortage, now)
+                    self._hold_back(slot, problem, now)
         if now >= self._next_look:
             self._next_look = now + _LOOK_EVERY_S
             if self._guardian is not None:
@@ -175,7 +175,7 @@ class Supervisor:
             child = self._spawn(slot.spec)
         except OSError as error:
             slot.state = "ended"
-            self._restart_or_give_up(slot, f"{slot.spec.name} can't be started: {error}", str(error), "")
+            self._restart_or_give_up(slot, f"{slot.spec.name} can't be started: {error}", str(error))
             return
         slot.begin(child, self._clock())
         if slot.spec.role == "frontend":
@@ -185,16 +185,16 @@ class Supervisor:
             self._guardian.watch(child.pid)
         self._emit("starting", f"{slot.spec.name} started, pid {child.pid}", slot)
 
-    def _hold_back(self, slot: Slot, shortage: str, now: float) -> None:
+    def _hold_back(self, slot: Slot, problem: str, now: float) -> None:
         """Delays the restart of a process that could not start or register now.
 
         Restarting it anyway would become a crash loop, which ends the processes that still serve.
         """
         slot.restart_at = now + _ROOM_EVERY_S
-        if slot.held_back_by != shortage:
-            slot.held_back_by = shortage
-            told = f"{slot.spec.name} is not started yet: {shortage}, and it will start; running processes continue"
-            self._emit("held-back", told, slot)
+        if slot.held_back_by != problem:
+            slot.held_back_by = problem
+            message = f"{slot.spec.name} is not started yet: {problem}, and it will start; running processes continue"
+            self._emit("held-back", message, slot)
 
     def _died(self, slot: Slot, child: Child, code: int, now: float) -> None:
         # First, because requests are routed to it until its records are gone.
@@ -210,11 +210,11 @@ class Supervisor:
         # A frontend that has never served may have found its HTTP port taken: name the process that uses the port.
         may_lack_port = slot.spec.role == "frontend" and not slot.had_served
         thief = taken(*self._plan.http_of(slot.spec)) if may_lack_port else None
-        exit_text, tail = describe_exit(code), child.log.tail()
+        exit_text = describe_exit(code)
         what = describe_death(slot, child, code, now, left_behind=left_behind, thief=thief)
-        self._restart_or_give_up(slot, what, exit_text, tail)
+        self._restart_or_give_up(slot, what, exit_text)
 
-    def _restart_or_give_up(self, slot: Slot, what: str, exit_text: str, tail: str) -> None:
+    def _restart_or_give_up(self, slot: Slot, what: str, exit_text: str) -> None:
         if not self._has_been_ready:
             self._give_up(what)
             return
@@ -225,14 +225,14 @@ class Supervisor:
         if delay is None:
             self._give_up(f"{slot.spec.name} died {CRASH_LOOP_DEATHS} times; the last time, {what}")
             return
-        self.restarts.append(Restart(slot.spec.name, time.time(), exit_text, tail))
+        self.restarts.append(Restart(slot.spec.name, time.time(), exit_text))
         self._is_degraded = True
         slot.state, slot.restart_at = "restarting", now + delay
         self._emit("restarting", f"{slot.spec.name} starts again in {delay:g} s", slot)
 
     def _look(self, now: float) -> None:
-        if (told := self._run_directory.mend()) is not None:
-            self._emit("lost", told)
+        if (message := self._run_directory.mend()) is not None:
+            self._emit("lost", message)
         if self._scratch is not None and (problem := self._scratch.problem()) is not None:
             self._start_over(self._scratch, problem)
             return
@@ -256,14 +256,14 @@ class Supervisor:
         try:
             registered = self.registry.worker_ids()
         except RegistryUnknown as error:
-            if self._told_unknown is None:
-                self._told_unknown = str(error)
+            if self._registry_problem is None:
+                self._registry_problem = str(error)
                 if self._has_been_ready:
                     self._emit("lost", f"{error}; running processes continue with the workers that they know")
             return None
-        if self._told_unknown is not None and self._has_been_ready:
+        if self._registry_problem is not None and self._has_been_ready:
             self._emit("found", "the registered workers are known again")
-        self._told_unknown = None
+        self._registry_problem = None
         return registered
 
     def _start_over(self, scratch: Scratch, problem: str) -> None:
@@ -294,9 +294,9 @@ class Supervisor:
     def _look_at_remote_hosts(self, registered: set[int]) -> None:
         """Reports lost workers of other hosts. Their own host restarts them; this one proves the recovery."""
         self._remote.see(registered, self.registry)
-        if self._has_been_ready and (told := self._remote.loss()) is not None:
+        if self._has_been_ready and (message := self._remote.loss()) is not None:
             self._is_degraded = True
-            self._emit("lost", told)
+            self._emit("lost", message)
 
     def _look_at_frontend(self, slot: Slot, child: Child) -> None:
         watch = self._frontends.of(slot)
@@ -309,10 +309,10 @@ class Supervisor:
             self._is_up(slot, f"listens on port {port}")
 
     def _look_at_worker(self, slot: Slot, child: Child, registered: set[int] | None, now: float) -> None:
-        if (told := slot.look_at_status(child)) is not None:
-            self._emit("lost", told, slot)
-        if (told := slot.look_at_handoffs()) is not None:
-            self._emit("recomputed", told, slot)
+        if (message := slot.look_at_status(child)) is not None:
+            self._emit("lost", message, slot)
+        if (message := slot.look_at_handoffs()) is not None:
+            self._emit("recomputed", message, slot)
         if slot.status is not None:
             if self._guardian is not None:
                 self._guardian.watch_ranks(slot.spec.name, slot.status.ranks)
@@ -358,7 +358,7 @@ class Supervisor:
         if not self._has_been_ready:
             return
         states = self._frontends.judge(
-            self.slots, now, lacks=bool(self._remote.lack), is_known=is_known, wants_proof=self._is_degraded
+            self.slots, now, lacks=bool(self._remote.missing), is_known=is_known, wants_proof=self._is_degraded
         )
         for slot, judged in states:
             if judged.is_now == "useless" and slot is not None and slot.child is not None:
@@ -367,16 +367,16 @@ class Supervisor:
                 self._give_up(judged.because)
         proved = [judged.because for _, judged in states if judged.is_now == "proved"]
         if unproved := [judged.because for _, judged in states if judged.is_now == "unproved"]:
-            self._tell_of_route("; ".join(unproved))
+            self._report_route("; ".join(unproved))
         if self._is_degraded and self.is_whole and len(proved) == self._frontends.count:
-            self._is_degraded, self._told_of_route = False, ""
-            told = proved[0] if proved else ""
-            self._emit("recovered", "the topology is whole again" + (told and f": {told}"))
+            self._is_degraded, self._route_problem = False, ""
+            message = proved[0] if proved else ""
+            self._emit("recovered", "the topology is whole again" + (message and f": {message}"))
 
-    def _tell_of_route(self, told: str) -> None:
-        if told != self._told_of_route:
-            self._told_of_route = told
-            self._emit("unproved", told)
+    def _report_route(self, message: str) -> None:
+        if message != self._route_problem:
+            self._route_problem = message
+            self._emit("unproved", message)
 
     def _is_up(self, slot: Slot, what: str) -> None:
         if slot.state == "asleep":

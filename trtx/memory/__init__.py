@@ -1,6 +1,7 @@
 """Plans the GPU memory of a worker before it starts: weights, reserves, KV pool, and whether all of it fits.
 
-Owns the arithmetic, the sizes of models (from ``config.json`` and safetensors headers) and the table of known GPUs.
+Owns the arithmetic, the sizes of models (from ``config.json`` and safetensors headers: ``shapes``; KV bytes of a token
+on one GPU: ``rank_shares``) and the table of known GPUs.
 Does not probe GPUs (``launch`` does) and starts no process. The formulas of the torch engine are in
 ``torch_engine``; the engine's runner sizes its own pool with the same functions.
 Enter through :func:`plan_memory`. Invariant: a returned plan fits; otherwise UsageError is raised with the numbers.

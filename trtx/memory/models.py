@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trtx.checkpoint.dense import layer_products
 from trtx.checkpoint.drafts import find_draft
+from trtx.checkpoint.experts import MXFP4
 from trtx.checkpoint.facts import dtype_of, read_config
 from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
@@ -67,6 +68,7 @@ def _for_torch(
     )
     is_kept = any(product.is_kept(scaled_products=scaled) for product in layer_products(config, 0).values())
     kept = config.quantization.algorithm if is_kept and config.quantization else None
+    dequantized = f"{MXFP4} dequantized to " if config.experts is not None and config.experts.is_mxfp4 else ""
     vocabulary, width = torch_engine.vocabulary_bytes(config, dtype), DTYPE_BYTES[dtype]
     weights = Weights(
         # Of one rank already. A draft model runs on one GPU.
@@ -76,7 +78,7 @@ def _for_torch(
         head=0 if config.tied_head else -(-config.vocab_size // limits.tp) * limits.tp * config.hidden_size * width,
         vision=torch_engine.tower_bytes(read_config(directory), dtype) if has_tower else 0,
         norm=config.hidden_size * width,
-        source=f"counted, {kept or width_text(width)}",
+        source=f"counted, {kept or dequantized + width_text(width)}",
     )
     return Model(
         shape,

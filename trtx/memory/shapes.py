@@ -207,6 +207,6 @@ def _windows(text: Mapping[str, Any], count: int) -> tuple[int | None, ...]:
         return (None,) * count
     if kinds := text.get("layer_types"):
         return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds[:count])
-    if pattern := text.get("sliding_window_pattern"):
+    if pattern := text.get("sliding_window_pattern") or (2 if text.get("model_type") == "gpt_oss" else None):
         return tuple(None if (index + 1) % int(pattern) == 0 else int(window) for index in range(count))
     return (int(window),) * count

@@ -12,7 +12,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trtx.checkpoint.dense import ExpertProducts, Product, expert_products, layer_norms, layer_products
+from trtx.checkpoint.dense import (
+    ExpertProducts,
+    Product,
+    expert_products,
+    layer_norms,
+    layer_products,
+    layer_vectors,
+)
 from trtx.checkpoint.formats import DTYPE_BYTES, DTYPES, FP8_CAPABILITY, FP8_DTYPE
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.quantization import Quantization
@@ -94,7 +101,8 @@ def layer_bytes(
     have different scales take 4 more bytes per row; exports by ``trtx build`` have one scale.
     """
     products = layer_products(config, layer).values()
-    norms = sum(norm.nbytes(dtype) for norm in layer_norms(config, layer).values())
+    vectors = (*layer_norms(config, layer).values(), *layer_vectors(config, layer).values())
+    norms = sum(vector.nbytes(dtype) for vector in vectors)
     held = sum(_product_bytes(product, dtype, scaled_products, stored) for product in products)
     if (experts := expert_products(config, layer)) is not None:
         router = math.prod(config.router_shape) * DTYPE_BYTES[dtype]
@@ -118,7 +126,8 @@ def _product_bytes(product: Product, dtype: str, scaled_products: bool, stored: 
 def _expert_bytes(experts: ExpertProducts, dtype: str, scaled_products: bool) -> int:
     if not experts.is_kept(scaled_products=scaled_products):
         inputs = 2 * _SCALE_BYTES if experts.loading is not None else 0
-        return inputs + sum(module.rows * module.columns for module in experts.modules) * DTYPE_BYTES[dtype]
+        columns = int(experts.has_bias)  # a bias is one more column
+        return inputs + sum(module.rows * (module.columns + columns) for module in experts.modules) * DTYPE_BYTES[dtype]
     weights = sum(module.tensors["weight"].nbytes(dtype) for module in experts.modules)
     return weights + _SCALE_BYTES * (len(experts.modules) + 2)  # one for each weight, and the inputs' two
 

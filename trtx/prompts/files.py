@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 PROMPT_END = "trtx_prompt_end"
-"""The template variable by which the frontend's door tells Dynamo how a prompt ends."""
+"""The template variable with which the frontend's HTTP proxy passes the end of a prompt to Dynamo."""
 
 
 def tokenizer_config(model: Path) -> dict[str, Any]:

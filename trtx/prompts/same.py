@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from jinja2 import Environment, TemplateSyntaxError, nodes
@@ -31,8 +32,25 @@ _TRIED = ("a", "a b\n c", "\N{LATIN SMALL LETTER E WITH ACUTE}1 ")
 def difference(model: Path, replacing: str | None = None) -> str | None:
     """A clause that says why Dynamo's prompts may differ from transformers'; None if they can't.
 
-    ``replacing``: the chat template that replaces the checkpoint's.
+    ``replacing``: the chat template that replaces the checkpoint's. Large tokenizers take a second of CPU time to read,
+    so a process keeps the result for as long as the checkpoint's files stay the same.
     """
+    if (identity := _identity(model)) is None:
+        return _difference.__wrapped__(model, replacing, ())
+    return _difference(model, replacing, identity)
+
+
+def _identity(model: Path) -> tuple[tuple[str, int, int, int], ...] | None:
+    """Name, inode, size and time of change of each file in ``model``; None if a file can't be looked at."""
+    try:
+        found = [(path.name, path.stat()) for path in model.iterdir()]
+    except OSError:
+        return None
+    return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_ctime_ns) for name, stat in found))
+
+
+@lru_cache(maxsize=64)
+def _difference(model: Path, replacing: str | None, identity: tuple[tuple[str, int, int, int], ...]) -> str | None:
     if not (model / "tokenizer.json").is_file():
         return None  # without a fast tokenizer, trtx can't make the prompts either
     try:

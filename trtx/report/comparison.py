@@ -23,7 +23,15 @@ from trtx.report.validity import MARKS
 from trtx.report.verdict import ratio, ratio_text, verdict_style
 from trtx.report.view import RunView
 from trtx.report.whole_table import WholeTable
-from trtx.runs.forms import COMPARISON, ComparedArms, ComparedMetric, ComparedScore, Comparison, MeasuredStart, told
+from trtx.runs.forms import (
+    COMPARISON,
+    ComparedArms,
+    ComparedMetric,
+    ComparedScore,
+    Comparison,
+    MeasuredStart,
+    condition_text,
+)
 from trtx.stats.intervals import CONFIDENCE
 
 _DIFFER, _NONE_DIFFERS = "They differ in:", "No condition is known to differ."
@@ -316,10 +324,10 @@ def difference_text(score: ComparedScore) -> str:
     return MISSING if found is None else f"{found.estimate:+.3g} ({found.low:+.3g} to {found.high:+.3g})"
 
 
-def _reasons(told: Sequence[tuple[str, str | None]]) -> list[RenderableType]:
+def _reasons(named: Sequence[tuple[str, str | None]]) -> list[RenderableType]:
     """Each reason once, with the cells and metrics, or tasks, that it applies to."""
     found: dict[str, list[str]] = {}
-    for name, reason in told:
+    for name, reason in named:
         if reason:
             found.setdefault(reason, []).append(name)
     lines = [Text(f"{', '.join(names)}: {reason}") for reason, names in found.items()]
@@ -344,7 +352,7 @@ def _unchecked(comparison: Comparison) -> list[str]:
 
 def _has(value: Any) -> str:
     """A condition of one topology as text. Conditions within a run are all known, so None means absent."""
-    return MISSING if value is None else told(value)
+    return MISSING if value is None else condition_text(value)
 
 
 def _order(starts: Sequence[MeasuredStart], letters: dict[str, str]) -> str:

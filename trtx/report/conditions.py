@@ -125,20 +125,20 @@ def _commit(machine: Environment) -> str | None:
     return f"{machine.commit} and changes {changes}" if machine.commit and changes else machine.commit
 
 
-def _of_deployment(told: Deployment | None) -> list[tuple[str, str]]:
+def _of_deployment(deployment: Deployment | None) -> list[tuple[str, str]]:
     """What an attached run knows about the deployment; unknown values are listed as such."""
-    if told is None:
+    if deployment is None:
         return []
-    workers, gpus = told.workers, told.gpu_names
+    workers, gpus = deployment.workers, deployment.gpu_names
     named = gpus and ", ".join(with_counts(gpus))
     return [
-        ("Server", " ".join(part for part in (told.server, told.server_version) if part) or NOT_KNOWN),
-        ("Server's engine", told.engine or NOT_KNOWN),
-        ("Server's versions", _versions(told.versions) if told.versions else NOT_KNOWN),
-        ("Server is deterministic", {None: NOT_KNOWN, True: "yes", False: "no"}[told.deterministic]),
+        ("Server", " ".join(part for part in (deployment.server, deployment.server_version) if part) or NOT_KNOWN),
+        ("Server's engine", deployment.engine or NOT_KNOWN),
+        ("Server's versions", _versions(deployment.versions) if deployment.versions else NOT_KNOWN),
+        ("Server is deterministic", {None: NOT_KNOWN, True: "yes", False: "no"}[deployment.deterministic]),
         ("Server's workers", " + ".join(f"{workers[role]} {role}" for role in workers) if workers else NOT_KNOWN),
-        ("Server's GPUs", named or _gpu_count(told.gpu_count)),
-        ("API key", "asked for and sent" if told.api_key_from else "none asked for"),
+        ("Server's GPUs", named or _gpu_count(deployment.gpu_count)),
+        ("API key", "asked for and sent" if deployment.api_key_from else "none asked for"),
     ]
 
 

@@ -1,6 +1,4 @@
-"""What the reports of ``trtx eval``, ``eval fidelity`` and ``eval parity`` have in common: their files, and in each of
-them the notes, tables and verdict.
-"""
+"""The common part of the reports of ``trtx eval``, ``eval fidelity`` and ``eval parity``, with their files."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ class EvalReport(ABC):
 
     name: str  # of the directory
     verdict: RunVerdict | None  # None: the run ended early and was not judged
-    told: tuple[str, ...]  # notes from the journal
+    journal_notes: tuple[str, ...]  # restarts and an early end
     documents: KeptDocuments  # whether the underlying files have changed
 
     kind: ClassVar[str]  # follows the model in titles
@@ -96,7 +94,7 @@ def shared_of(run_dir: Path) -> dict[str, Any]:
     return {
         "name": name_of(run_dir),
         "verdict": VERDICT.find(run_dir, RunVerdict),
-        "told": notes_of(read_journal(run_dir)),
+        "journal_notes": notes_of(read_journal(run_dir)),
         "documents": read_kept_documents(run_dir),
     }
 
@@ -106,7 +104,7 @@ def machine_conditions(view: EvalReport) -> Conditions:
     environment = view.provenance.environment
     gpus = (("GPUs", ", ".join(gpu.name for gpu in environment.gpus)),) if environment.gpus else ()
     left_out = left_out_conditions(view.provenance)
-    return (("machine", environment.cpu), *gpus, *left_out, ("files", view.documents.told))
+    return (("machine", environment.cpu), *gpus, *left_out, ("files", view.documents.state))
 
 
 def report_fields(view: EvalReport, **own: Any) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class EvaluationView(EvalReport):
     @property
     def notes(self) -> tuple[str, ...]:
         """Problems as sentences: restarts, an early end, missing scores or answers."""
-        return (*self.documents.notes, *self.told, *self.scores.notes)
+        return (*self.documents.notes, *self.journal_notes, *self.scores.notes)
 
     @property
     def conditions(self) -> Conditions:

@@ -165,7 +165,7 @@ class FidelityData(EvalReport):
 
     def _notes(self) -> Iterator[str]:
         yield from self.documents.notes
-        yield from self.told
+        yield from self.journal_notes
         for label, count in self.missing.items():
             yield f"{label}: the comparison is incomplete; sequences answered: {count}"
         for one in self.found:

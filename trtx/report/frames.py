@@ -6,9 +6,12 @@ docs/notebooks.md describes the columns.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -109,15 +112,23 @@ def _of_trial(row: Row, trial: Trial) -> Row:
 
 def records_table(run_dir: Path, view: RunView) -> pd.DataFrame:
     """One row per request of each trial that has a result, including warm-up requests and failed requests."""
-    import pandas as pd
-
-    columns, tables = {**_REQUEST, **_READING}, []
+    columns, trials = {**_REQUEST, **_READING}, []
     for row, trial in _measured_trials(view):
         with suppress(*UNREADABLE):
-            tables.append(_trial_table(view, run_dir, row, trial))
-    found = pd.concat(tables, ignore_index=True) if tables else _table(view, [], columns)
-    found.attrs.update(_attributes(view, columns))
-    return found
+            trials.append(_trial_rows(run_dir, row, trial))
+    try:
+        return _table(view, list(chain.from_iterable(trials)), columns)
+    except UNREADABLE:  # a value of another type in one of the trials
+        readable = [rows for rows in trials if _is_readable(view, rows, columns)]
+        return _table(view, list(chain.from_iterable(readable)), columns)
+
+
+def _is_readable(view: RunView, rows: list[dict[str, Any]], columns: dict[str, tuple[Kind, str]]) -> bool:
+    try:
+        _table(view, rows, columns)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _measured_trials(view: RunView) -> Iterator[tuple[Row, Trial]]:
@@ -128,24 +139,20 @@ def _measured_trials(view: RunView) -> Iterator[tuple[Row, Trial]]:
                 yield row, trial
 
 
-def _trial_table(view: RunView, run_dir: Path, row: Row, trial: Trial) -> pd.DataFrame:
-    import pandas as pd
-
+def _trial_rows(run_dir: Path, row: Row, trial: Trial) -> list[dict[str, Any]]:
+    """A row per request, ordered by its end, with the last server reading of the 3 s before its end."""
     directory = cell_directory(run_dir, row.name) / trial.directory
     records, read = read_trial(directory / RECORDS_FILE), read_readings(directory) or ()
     of_trial = {"topology": row.topology, "load": row.load.label, "trial": trial.number}
     phases = {"warmup": records.warm_up, "profiling": records.measured}
     rows = [{**of_trial, "phase": phase, **_request(one)} for phase, all_of in phases.items() for one in all_of]
-    requests = _table(view, rows, _REQUEST).sort_values("end_ns", ignore_index=True)
-    readings = _table(view, [_reading(one) for one in read], _READING)
-    at = readings["reading_ns"].astype("int64")  # merge_asof accepts no nulls in the join column
-    near = pd.merge_asof(
-        requests.astype({"end_ns": "int64"}),
-        readings.assign(end_ns=at).sort_values("end_ns"),
-        on="end_ns",
-        tolerance=_NEAR_NS,
-    )
-    return near.astype({"end_ns": "Int64"})
+    readings = sorted(map(_reading, read), key=itemgetter("reading_ns"))
+    times_ns = [one["reading_ns"] for one in readings]
+    for one in rows:
+        before = bisect_right(times_ns, one["end_ns"]) - 1
+        is_near = before >= 0 and one["end_ns"] - times_ns[before] <= _NEAR_NS
+        one |= readings[before] if is_near else dict.fromkeys(_READING)
+    return sorted(rows, key=itemgetter("end_ns"))
 
 
 def _request(record: RequestRecord) -> dict[str, Any]:

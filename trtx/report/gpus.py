@@ -77,11 +77,11 @@ def gpu_table(view: RunView) -> list[RenderableType]:
 
 def gpus_markdown(view: RunView) -> list[str]:
     columns = _columns(view)
-    told = [f"- {cells}: {markdown_line(reason)}" for cells, reason in gpu_reasons(view)]
+    reasons = [f"- {cells}: {markdown_line(reason)}" for cells, reason in gpu_reasons(view)]
     rows = [[row.name, *(_with_margin(column, row) for column in columns)] for row in view.rows]
     names = [table_cell(column.title) for column in columns]
     table = ["", *markdown_table(heads("cell", *names), rows)] if columns else []
-    return ["", "## GPUs", "", GPU_MEANING, *table, *(["", *told] if told else [])] if columns or told else []
+    return ["", "## GPUs", "", GPU_MEANING, *table, *(["", *reasons] if reasons else [])] if columns or reasons else []
 
 
 def _with_margin(column: Column, row: Row) -> str:

@@ -15,6 +15,7 @@ HANDOFF_HEADINGS = (
     "KV received",
     "in own cache",
     "recomputed",
+    "local",
     "whole",
     "MiB",
     "ms per read",
@@ -23,22 +24,23 @@ HANDOFF_HEADINGS = (
 HANDOFF_MEANING = (
     "From the decode workers' own counters, which start at about the first measured request of each trial. KV "
     "received: KV arrived from a prefill worker. In own cache: the decode worker had the KV already. Recomputed: KV "
-    "did not arrive, so the decode worker computed the prompt again. Whole: no prefill worker had the request."
+    "did not arrive, so the decode worker computed the prompt again. Local: the router left the prompt to the decode "
+    "worker (--conditional-disagg). Whole: no prefill worker had the request, though one should have had it."
 )
 
 
 def handoff_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
     """One row of text per cell of a topology with decode workers; empty for runs without any."""
-    told = [(row.name, row.cell.handoffs) for row in view.rows if row.cell]
-    return tuple((name, *_cells(pairs)) for name, pairs in told if pairs)
+    cells = [(row.name, row.cell.handoffs) for row in view.rows if row.cell]
+    return tuple((name, *_cells(pairs)) for name, pairs in cells if pairs)
 
 
 def _cells(by_decode: HandoffsByPair) -> tuple[str, ...]:
     pairs = {pair_text(decode, prefill): one for decode, found in by_decode.items() for prefill, one in found.items()}
     total = sum(pairs.values(), HandoffCounts())
     if total.unknown:
-        return (f"{total.requests:,}", *[MISSING] * 3, f"{total.whole:,}", *[MISSING] * 3)
-    counts = (total.requests, total.read, total.nothing, total.recomputed, total.whole)
+        return (f"{total.requests:,}", *[MISSING] * 3, f"{total.local:,}", f"{total.whole:,}", *[MISSING] * 3)
+    counts = (total.requests, total.read, total.nothing, total.recomputed, total.local, total.whole)
     read_ms = number(1000 * total.seconds / total.read) if total.read else MISSING
     return (*(f"{one:,}" for one in counts), number(total.bytes / 2**20), read_ms, _worst(pairs))
 

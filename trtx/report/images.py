@@ -18,19 +18,19 @@ STAGES = {
 HEADINGS = ("cell", "role", "images", "cache hits %", *(f"{name}, ms" for name in STAGES))
 MEANING = (
     "Mean times, including waiting, from the workers' own counters. They start at about the first measured request of "
-    "each trial. Fetch is the time for all images of a request; the other stages are per image. A cache hit: an image "
-    "whose embedding the worker had, or was making for another request. At an encode worker: the whole call, with "
-    "preprocessing, encoding and the transfer in both directions."
+    "each trial. Fetch is the time for all images of a request; the other stages are per image. A cache hit is an "
+    "image whose embedding the worker had, or was computing for another request. The time at an encode worker is that "
+    "of the whole call, with preprocessing, encoding and the transfer in both directions."
 )
 
 
 def image_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
     """One row of text per cell and role with image counters; empty for runs without images."""
-    told = [(row.name, (row.cell and row.cell.pictures) or {}) for row in view.rows if row.cell]
-    if not view.has_images and not any(counts.asked for _, roles in told for counts in roles.values()):
+    cells = [(row.name, (row.cell and row.cell.pictures) or {}) for row in view.rows if row.cell]
+    if not view.has_images and not any(counts.looked_up for _, roles in cells for counts in roles.values()):
         return ()
     rows = []
-    for name, roles in told:
+    for name, roles in cells:
         rows += [(name, role, *_cells(counts)) for role, counts in roles.items()]
         rows += [] if roles else [(name, *[MISSING] * (len(HEADINGS) - 1))]
     return tuple(rows)
@@ -38,7 +38,7 @@ def image_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
 
 def _cells(counts: ImageCounts) -> tuple[str, ...]:
     values = (counts.hit_rate, *(counts.ms(stage) for stage in STAGES.values()))
-    return (f"{counts.asked:,}", *(MISSING if value is None else number(value) for value in values))
+    return (f"{counts.looked_up:,}", *(MISSING if value is None else number(value) for value in values))
 
 
 def images_markdown(view: RunView) -> list[str]:

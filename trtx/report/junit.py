@@ -77,7 +77,7 @@ def _cell_case(suite: ElementTree.Element, row: Row, *, is_judged: bool) -> None
     elif row.status not in _HAS_FIGURES or invalid:
         problem = row.problem if row.status not in _HAS_FIGURES else None
         _found(case, "error", "; ".join(text for text in (problem, invalid) if text) or row.status)
-    _told(case, [f"{reason.level.value}: {reason_text(reason)}" for reason in reasons(row)] + _unchecked(row))
+    _output(case, [f"{reason.level.value}: {reason_text(reason)}" for reason in reasons(row)] + _unchecked(row))
 
 
 def _judgement_case(
@@ -90,14 +90,14 @@ def _judgement_case(
     if judgement.verdict is not Verdict.PASS:
         kind = "error" if is_error or judgement.verdict is Verdict.NO_VERDICT else "failure"
         _found(case, kind, judgement.reason, type=judgement.verdict.value)
-    _told(case, [f"SUSPECT: {'; '.join(judgement.doubts)}"] if judgement.doubts else [])
+    _output(case, [f"SUSPECT: {'; '.join(judgement.doubts)}"] if judgement.doubts else [])
 
 
 def _found(case: ElementTree.Element, kind: str, message: str, **attributes: str) -> None:
     ElementTree.SubElement(case, kind, {**attributes, "message": _xml_safe(message)})
 
 
-def _told(case: ElementTree.Element, lines: list[str]) -> None:
+def _output(case: ElementTree.Element, lines: list[str]) -> None:
     if lines:
         ElementTree.SubElement(case, "system-out").text = _xml_safe("\n".join(lines))
 

@@ -18,7 +18,7 @@ def left_out_conditions(provenance: Provenance) -> tuple[tuple[str, str], ...]:
                 name = f"Without effect on engine {measured.engine}{'' if one.typed else ', of recipes'}"
                 found.setdefault(name, []).append(f"{one.field} {_value(one)} ({one.source})")
     # List each field once, even if several topologies and roles have it.
-    return tuple((name, ", ".join(dict.fromkeys(told))) for name, told in sorted(found.items()))
+    return tuple((name, ", ".join(dict.fromkeys(fields))) for name, fields in sorted(found.items()))
 
 
 def _value(field: LeftOut) -> str:

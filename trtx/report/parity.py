@@ -65,7 +65,7 @@ class KnownServer:
     gives_prompt_logprobs: bool
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         one = self.deployment
         made = " ".join(part for part in (one.server, one.server_version) if part)
         return f"{one.model} at {one.url}, {made or 'an unknown server'}"
@@ -175,19 +175,19 @@ class ParityView(EvalReport):
     @property
     def notes(self) -> tuple[str, ...]:
         """The most important notes for the reader."""
-        told = [*self.documents.notes]
-        told += [] if self.asked.fault is None else [self._fault_told(self.asked.fault)]
-        told += self.told
+        notes = [*self.documents.notes]
+        notes += [] if self.asked.fault is None else [self._fault_text(self.asked.fault)]
+        notes += self.journal_notes
         compared = () if self.parity is None else tuple(one.route for one in self.parity.routes)
-        told += [f"{one}: it was not compared" for one in self.asked.topologies[1:] if one not in compared]
-        told += [f"{one.name}: {one.route.others.sentence}" for one in self.lines if one.route.others]
+        notes += [f"{one}: it was not compared" for one in self.asked.topologies[1:] if one not in compared]
+        notes += [f"{one.name}: {one.route.others.sentence}" for one in self.lines if one.route.others]
         lacking = [label for label, one in self.servers.items() if not one.gives_prompt_logprobs]
-        told += [f"{one}: it gives no log-probabilities of prompts, so none were compared" for one in lacking]
+        notes += [f"{one}: it returns no log-probabilities of prompts, so none were compared" for one in lacking]
         unsalted = [label for label, one in self.servers.items() if not one.takes_nvext]
-        told += [f"{one}: it takes no salt for its cache, so a pass may find KV of the one before" for one in unsalted]
-        return tuple(told)
+        notes += [f"{one}: it ignores the cache salt, so a pass may reuse KV of the pass before" for one in unsalted]
+        return tuple(notes)
 
-    def _fault_told(self, fault: str) -> str:
+    def _fault_text(self, fault: str) -> str:
         counts = [one.evidence.corrupted for one in self.parity.routes] if self.parity is not None else []
         known = [one for one in counts if one is not None]
         if any(known):
@@ -210,7 +210,7 @@ class ParityView(EvalReport):
                 ", ".join(sorted({one.engine or MISSING for one in asked.provenance.measured.values()})) or MISSING,
             ),
         ]
-        found += [(label, one.told) for label, one in self.servers.items()]
+        found += [(label, one.description) for label, one in self.servers.items()]
         if self.servers:
             found.append(("computed in", asked.dtype or MISSING))
         fault = (("fault", asked.fault),) if asked.fault is not None else ()
@@ -254,7 +254,7 @@ def read_parity_view(run_dir: Path) -> ParityView:
     )
     servers = SERVERS.find(parity_directory(run_dir), KnownServers)
     return ParityView(
-        **{**shared, "told": kills + shared["told"]},
+        **{**shared, "journal_notes": kills + shared["journal_notes"]},
         asked=LOCK.read(run_dir, AskedParity),
         parity=read_parity(run_dir),
         servers={} if servers is None else servers.servers,

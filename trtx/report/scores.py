@@ -65,23 +65,23 @@ class Scores:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about missing scores, missing answers, and doubts about the model."""
-        told = [
+        notes = [
             f"{label}: the scoring is incomplete; samples answered: {count}" for label, count in self.missing.items()
         ]
         for one in self.scored:
             for task in one.tasks:
-                told += [f"{one.topology}, {task.task}: {task.note}"] if task.note else []
-                told += [f"{one.topology}, {task.task} SUSPECT: {doubt}" for doubt in task.doubts if not task.subtasks]
-                told += [f"{one.topology}, {task.task}: no answer to {of}" for of in task.unanswered]
+                notes += [f"{one.topology}, {task.task}: {task.note}"] if task.note else []
+                notes += [f"{one.topology}, {task.task} SUSPECT: {doubt}" for doubt in task.doubts if not task.subtasks]
+                notes += [f"{one.topology}, {task.task}: no answer to {of}" for of in task.unanswered]
                 without: dict[str, list[str]] = {}
                 for score in task.scores:
                     if score.no_interval:
                         without.setdefault(score.no_interval, []).append(score.name)
-                told += [
+                notes += [
                     f"{one.topology}, {task.task}: no interval of {', '.join(names)}: {reason}"
                     for reason, names in without.items()
                 ]
-        return tuple(told)
+        return tuple(notes)
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -40,10 +40,10 @@ DRAFT_MEANING = (
 
 def draft_rows(view: RunView) -> tuple[tuple[str, ...], ...]:
     """One row of text per cell; empty for runs in which no topology speculates."""
-    told = [(row.name, row.cell.drafts) for row in view.rows if row.cell]
-    if all(counts is None for _, counts in told):
+    cells = [(row.name, row.cell.drafts) for row in view.rows if row.cell]
+    if all(counts is None for _, counts in cells):
         return ()
-    return tuple((name, *_cells(counts)) for name, counts in told)
+    return tuple((name, *_cells(counts)) for name, counts in cells)
 
 
 def _cells(counts: DraftCounts | None) -> tuple[str, ...]:

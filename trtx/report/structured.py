@@ -26,7 +26,7 @@ _ROWS = {
 
 @dataclass(frozen=True, slots=True)
 class StructuredTable:
-    """One task with JSON schemas on one topology. A dash is a share that is not known, or an arm that was not asked."""
+    """One task with JSON schemas on one topology. A dash: the share is unknown, or its requests were not sent."""
 
     topology: str
     task: str
@@ -44,21 +44,21 @@ class StructuredTable:
         if not found or found[0].difference is None:
             return "Shares have their 95 % intervals."
         confidence = f"{100 * found[0].difference.confidence:.4g} %"
-        told = f"Shares have their 95 % intervals, and the difference of the same samples one of {confidence}."
+        note = f"Shares have their 95 % intervals, and the difference of the same samples one of {confidence}."
         asked = max(task.samples for task in self.arms.values())
         if (pairs := min(one.pairs for one in found)) < asked:
-            told += f" The difference covers {pairs} of {asked} samples, which both arms answered."
-        return told
+            note += f" The difference covers {pairs} of {asked} samples, which both arms answered."
+        return note
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
         return tuple(self._rows())
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        for metric, told in _ROWS.items():
+        for metric, title in _ROWS.items():
             free, constrained = (_score(self.arms.get(arm), metric) for arm in ("free", "constrained"))
             if metric != CORRECT or free or constrained:  # only some tasks have references
-                yield told, _share(free), _share(constrained), _signed(self.differences.get(metric))
+                yield title, _share(free), _share(constrained), _signed(self.differences.get(metric))
 
     @property
     def refused(self) -> tuple[tuple[str, ...], ...]:

@@ -63,7 +63,7 @@ def summary_fields(view: RunView) -> dict[str, Any]:
         "comparison": comparison_json(view.arms),
         "scores": None if view.scores is None else [plain(one) for one in view.scores.scored],
         "validity": validity_json(view),
-        "files": view.documents.told,
+        "files": view.documents.state,
         "rows": summary_rows(view),
     }
 
@@ -115,13 +115,13 @@ def _markdown_table(view: RunView) -> list[str]:
 
 def _markdown_validity(view: RunView) -> list[str]:
     """Reasons against cells, and checks that were not made; empty without any."""
-    told = [
+    lines = [
         f"- {reason.level.value} {row.name}: {markdown_line(reason_text(reason))}"
         for row in doubtful(view)
         for reason in reasons(row)
     ]
-    told += [f"- not checked: {markdown_line(str(one))}" for one in not_checked(view)]
-    return ["", "## Validity", "", *told] if told else []
+    lines += [f"- not checked: {markdown_line(str(one))}" for one in not_checked(view)]
+    return ["", "## Validity", "", *lines] if lines else []
 
 
 def summary_row(view: RunView, row: Row) -> dict[str, Any]:

@@ -134,8 +134,8 @@ def _caption(view: RunView) -> str:
     for column in columns:
         if column.percentile:
             latencies.setdefault(column.metric.title, []).append(f"p{column.percentile}")
-    told = [f"{title} {', '.join(percentiles)}" for title, percentiles in latencies.items()]
+    latency_texts = [f"{title} {', '.join(percentiles)}" for title, percentiles in latencies.items()]
     marks = [f"{MARKS[at.level]} {at.level.value}" for at in reversed(by_level(view)) if at.level in MARKS]
     levels = f" {', '.join(marks)}: see below." if marks else ""
     alike = f" Deterministic: {view.deterministic}." if view.deterministic else ""
-    return f"{' and '.join(told)} in ms.{mark}{levels}{alike}"
+    return f"{' and '.join(latency_texts)} in ms.{mark}{levels}{alike}"

@@ -129,9 +129,9 @@ def records_text(view: RunView) -> str:
     """
     measured = [row for row in view.rows if row.figures is not None]
     if not measured:
-        return f"The files of the run: {view.documents.told}." if view.documents.gone else ""
+        return f"The files of the run: {view.documents.state}." if view.documents.gone else ""
     others = [row.name for row in measured if not row.kept.is_intact]
-    rest = f" The other files of the run: {view.documents.told}."
+    rest = f" The other files of the run: {view.documents.state}."
     if not others:
         return f"{_RECORDS} are unchanged since each trial ended, according to the SHA-256 in journal.jsonl.{rest}"
     if view.changed_rows:

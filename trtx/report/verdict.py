@@ -113,16 +113,16 @@ def verdict_markdown(verdict: RunVerdict | None) -> list[str]:
     """Lines of the section on the verdict; empty if nothing was judged."""
     if verdict is None:
         return []
-    told = [f"**{verdict.verdict.value}**: {headline(verdict)}."]
+    sentences = [f"**{verdict.verdict.value}**: {headline(verdict)}."]
     if verdict.baseline is not None:
-        told.append(compared_with(verdict.baseline))
+        sentences.append(compared_with(verdict.baseline))
     columns = heads("cell", "criterion", "measured", "verdict", "why", text=("criterion", "verdict", "why"))
     rows = [
         (one.judgement.cell, one.judgement.criterion, one.measured, one.judgement.verdict.value, "; ".join(one.remarks))
         for one in lines(verdict)
     ]
     table = markdown_table(columns, rows)
-    return ["", "## Verdict", "", " ".join(told), "", *table, *_differing(verdict.baseline)]
+    return ["", "## Verdict", "", " ".join(sentences), "", *table, *_differing(verdict.baseline)]
 
 
 def verdict_json(verdict: RunVerdict | None) -> dict[str, Any] | None:
@@ -141,8 +141,10 @@ def _is_told(judgement: CheckResult) -> bool:
 
 def _doubted(shown: Sequence[JudgedLine]) -> list[RenderableType]:
     """Each doubt once, since doubts concern a cell and not a judgement."""
-    told = dict.fromkeys(f"{line.judgement.cell} SUSPECT: {doubt}" for line in shown for doubt in line.judgement.doubts)
-    return [Text(), *map(Text, told)] if told else []
+    doubts = dict.fromkeys(
+        f"{line.judgement.cell} SUSPECT: {doubt}" for line in shown for doubt in line.judgement.doubts
+    )
+    return [Text(), *map(Text, doubts)] if doubts else []
 
 
 def _differing(baseline: ComparedWith | None) -> list[str]:

@@ -284,7 +284,7 @@ class RunView:
     @property
     def changed_rows(self) -> tuple[Row, ...]:
         """Rows whose metrics don't match the records on disk."""
-        return tuple(row for row in self.rows if row.kept.told)
+        return tuple(row for row in self.rows if row.kept.problems)
 
     @property
     def other_problems(self) -> tuple[tuple[str, tuple[Row, ...]], ...]:
@@ -374,8 +374,8 @@ def _machine(environment: Environment | None, asked: AskedRun | None) -> str:
     if environment is None:
         return ""
     if asked is not None and asked.attach is not None:  # this machine ran only the client
-        told = environment.deployment
-        return ", ".join(with_counts(told.gpu_names or ())) if told is not None else ""
+        deployment = environment.deployment
+        return ", ".join(with_counts(deployment.gpu_names or ())) if deployment is not None else ""
     gpus = with_counts([gpu.name for gpu in environment.gpus])
     return ", ".join(gpus) or f"{environment.cpu}, {environment.cpu_cores} cores"
 

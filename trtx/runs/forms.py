@@ -257,10 +257,10 @@ class Difference:
         return self.name.partition(".")[0]
 
     def __str__(self) -> str:
-        return f"{self.name} was {told(self.before)} and is {told(self.now)}"
+        return f"{self.name} was {condition_text(self.before)} and is {condition_text(self.now)}"
 
 
-def told(value: Any) -> str:
+def condition_text(value: Any) -> str:
     """The value of a condition, as text for users."""
     if value is None:
         return "not known"

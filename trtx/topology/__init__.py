@@ -6,7 +6,7 @@ several machines, :func:`plan_hosts` and :func:`settle`. Always holds: equal arg
 one worker (except encode workers that share one), ports differ, and a plan survives a round trip through JSON.
 """
 
-from trtx.topology.commands import BrokerPorts, body_mib
+from trtx.topology.commands import BrokerPorts, body_mib, conditional_flags
 from trtx.topology.core_placement import cpu_ranges
 from trtx.topology.host_planner import plan_hosts, with_roles
 from trtx.topology.machine import Gpu, Machine, NumaNode
@@ -50,6 +50,7 @@ __all__ = [
     "body_mib",
     "check_router_args",
     "check_size",
+    "conditional_flags",
     "cpu_ranges",
     "is_loopback",
     "plan",

@@ -6,6 +6,7 @@ processes find each other in etcd, send events through NATS, and listen on their
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.config import Role, TopologySpec
+from trtx.config.conditional_disagg import router_settings
 from trtx.config.media import MediaLimits
 from trtx.config.otlp import signal_url
 from trtx.topology.plan import TOPOLOGY_VARIABLE, EtcdService, NatsService
@@ -29,10 +31,16 @@ prediction, the router does not know a prefix while its first request is still c
 _OF_THE_TOPOLOGY = "which trtx sets itself to isolate topologies from each other"
 _NO_HTTP = "with which the frontend would serve no HTTP"
 _EXITS = "with which the frontend exits at once"
+CONDITIONAL_DISAGG = "--router-conditional-disagg"
+"""Flag of dynamo.frontend with which its router may send a prompt to a decode worker alone."""
+_OF_CONDITIONAL = "which trtx sets itself, from --conditional-disagg"
 OWNED_FRONTEND_FLAGS = {
     "--http-host": "which trtx sets itself, from --host",
     "--http-port": "which trtx sets itself, from --port",
     "--router-mode": "which trtx sets itself, from --router-mode",
+    CONDITIONAL_DISAGG: _OF_CONDITIONAL,
+    f"--no-{CONDITIONAL_DISAGG.removeprefix('--')}": _OF_CONDITIONAL,
+    f"{CONDITIONAL_DISAGG}-config": _OF_CONDITIONAL,
     "--model-name": "which trtx sets itself, from --served-model-name",
     "--model-path": "which trtx sets itself, from --model",
     "--namespace": _OF_THE_TOPOLOGY,
@@ -164,9 +172,9 @@ def local_environment(scratch_dir: Path, brokers: Sequence[BrokerPorts]) -> dict
 
 
 def remote_environment(etcd: EtcdService, nats: NatsService, address: str, request_port: int) -> dict[str, str]:
-    """The same for one process of a topology over hosts, without secrets, which are added at its start.
+    """The same for one process of a topology over hosts. Secrets are added when the process starts.
 
-    ``request_port``: a worker's for requests, a frontend's for those of other frontends' KV routers.
+    ``request_port``: the port on which a worker receives requests, and a frontend those of other frontends' KV routers.
     """
     return {
         "DYN_DISCOVERY_BACKEND": "etcd",
@@ -194,10 +202,10 @@ def frontend_environment(media: MediaLimits) -> dict[str, str]:
 def tracing_environment(endpoint: str | None, name: str, log: str) -> dict[str, str]:
     """Environment of a process that sends traces to the collector at ``endpoint``; empty without one.
 
-    Dynamo 1.6.1 exports its spans and, under other variables, its logs. Where a collector does not answer, its SDK
-    logs an error every second; the launcher and the workers say it once instead. Its module ``logging`` makes the span
-    of a call to an encode worker at level info; without the span, the call begins a trace of its own. ``log``: DYN_LOG
-    of the process.
+    Dynamo 1.6.1 exports its spans and, under other variables, its logs. If the collector does not answer, its SDK logs
+    an error every second; this is switched off, because the launcher and the workers warn once. Dynamo's module
+    ``logging`` creates the span of a call to an encode worker at level info, so that level is switched on: without the
+    span, the call would begin a trace of its own. ``log``: DYN_LOG of the process.
     """
     if endpoint is None:
         return {}
@@ -295,7 +303,15 @@ def frontend_command(
         command += KV_ROUTER_FLAGS
         if frontends > 1:
             command.append("--router-replica-sync")
-    return (*command, *_bounds(spec, frontends), *spec.router_args)
+    return (*command, *conditional_flags(spec), *_bounds(spec, frontends), *spec.router_args)
+
+
+def conditional_flags(spec: TopologySpec) -> list[str]:
+    """Flags of dynamo.frontend for ``spec.conditional_disagg``; empty without a policy and in mode agg."""
+    if spec.conditional_disagg is None or spec.mode == "agg":
+        return []
+    settings = json.dumps(dict(router_settings(spec.conditional_disagg)))
+    return [CONDITIONAL_DISAGG, f"{CONDITIONAL_DISAGG}-config", settings]
 
 
 def _bounds(spec: TopologySpec, frontends: int) -> list[str]:

@@ -49,7 +49,7 @@ def _why_not(machine: Machine, workers: int) -> str:
         return machine.cores_taken
     if len(machine.numa_nodes) < 2 and workers < 2:
         return "this machine has one NUMA node and one worker"
-    return "" if machine.numa_nodes else "this machine does not say which cores it has"
+    return "" if machine.numa_nodes else "the cores of this machine are not known"
 
 
 def _home(gpus: tuple[Gpu, ...], number: int, nodes: dict[int, NumaNode]) -> int:
@@ -59,7 +59,7 @@ def _home(gpus: tuple[Gpu, ...], number: int, nodes: dict[int, NumaNode]) -> int
 
 
 def _shares(homes: Sequence[int], nodes: dict[int, NumaNode]) -> Iterator[tuple[int, ...]]:
-    """Adjacent whole cores for each worker, as many for each of a node."""
+    """The CPUs of each worker: adjacent whole cores, an equal number for all workers of a node."""
     seen: dict[int, int] = defaultdict(int)
     for home in homes:
         cores, workers = nodes[home].cores, homes.count(home)

@@ -32,7 +32,7 @@ def place_on_hosts(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> list
     """
     sizes = {worker.role: worker.gpu_count for worker in workers}
     if any(host.roles for host in hosts):
-        dealt = _as_said(hosts, workers)
+        dealt = _by_roles(hosts, workers)
     elif any(host.gpu_indices for host in hosts):
         dealt = _by_room(hosts, workers, sizes)
     else:
@@ -40,8 +40,8 @@ def place_on_hosts(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> list
     return _with_gpus(hosts, workers, dealt)
 
 
-def _as_said(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> dict[str, str]:
-    """Worker name -> host, by the hosts' stated roles."""
+def _by_roles(hosts: Sequence[HostSpec], workers: Sequence[Worker]) -> dict[str, str]:
+    """Worker name -> host, by the roles in the hosts file."""
     dealt: dict[str, str] = {}
     for role in {worker.role: None for worker in workers}:
         seats = [host.name for host in hosts for _ in range((host.roles or {}).get(role, 0))]
@@ -107,7 +107,7 @@ def _packed(hosts: Sequence[HostSpec], workers: Sequence[Worker], sizes: Mapping
         host.model_copy(update={"roles": dict(zip(roles, share, strict=True))})
         for host, share in zip(hosts, reversed(shares), strict=True)
     ]
-    return _as_said(placed_hosts, workers)
+    return _by_roles(placed_hosts, workers)
 
 
 def _shares(left: tuple[int, ...], sizes: Sequence[int], room: int) -> list[tuple[int, ...]]:

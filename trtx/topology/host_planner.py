@@ -9,12 +9,13 @@ from urllib.parse import urlsplit
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
 from trtx.config.hosts import LAST_SYSTEM_PORT, Certificates, HostSpec, HostsSpec, Password, Token
 from trtx.config.wording import with_article
+from trtx.engine import MODEL_ENGINES
 from trtx.errors import UsageError
 from trtx.topology import commands
 from trtx.topology.host_placement import WorkerPlacement, place_on_hosts
 from trtx.topology.plan import Credentials, EtcdService, NatsService, Plan, PlannedHost, ProcessSpec, group_of
 from trtx.topology.ranked_handoff import refuse_between_hosts
-from trtx.topology.workload import ENGINES_WITHOUT_GPU, ModelFiles, Site, Workload
+from trtx.topology.workload import ModelFiles, Site, Workload
 
 NOT_KNOWN = "–"
 _KV_PORTS_A_RANK = 4
@@ -82,7 +83,7 @@ def plan_hosts(
         engine_version=engine_version,
         on_gpu=any(host.gpu_indices for host in hosts.hosts),
     )
-    if engine in ENGINES_WITHOUT_GPU:
+    if engine not in MODEL_ENGINES:
         hosts = _without_gpus(hosts, engine)
     _check_gpus(work, hosts)
     if len(hosts.hosts) > 1:
@@ -233,7 +234,7 @@ def _check_gpus(work: Workload, hosts: HostsSpec) -> None:
     else:
         holders = tuple(host for host in hosts.hosts if any((host.roles or {}).values()))
     without = [host.name for host in holders if not host.gpu_indices]
-    if work.engine in ENGINES_WITHOUT_GPU:
+    if work.engine not in MODEL_ENGINES:
         return
     if without and (work.wants_gpu or (work.spec.tp > 1 and work.engine != "torch")):
         why = f"engine {work.engine} needs a GPU" if work.wants_gpu else f"--tp {work.spec.tp} needs GPUs"

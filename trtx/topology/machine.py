@@ -1,4 +1,4 @@
-"""The machine as a value: everything that planning may know about it, as found by ``launch.probe``."""
+"""The machine as a value: the facts that planning uses, as found by ``launch.probe``."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     cpu_cores: int = 1
     numa_nodes: tuple[NumaNode, ...] = ()  # empty: unknown
-    cores_taken: str = ""  # why trtx must not place processes on cores; "" if nobody else does
+    cores_taken: str = ""  # why trtx must not pin processes to cores; "" if it may

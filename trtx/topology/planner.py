@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtx.config import ResolvedEngineConfig, Role, TopologySpec
+from trtx.engine import MODEL_ENGINES
 from trtx.errors import UsageError
 from trtx.topology import commands
 from trtx.topology.core_placement import place_on_cores
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.placement import place, visible_gpus
 from trtx.topology.plan import Plan, is_loopback
-from trtx.topology.workload import ENGINES_WITHOUT_GPU, ModelFiles, Site, Worker, Workload
+from trtx.topology.workload import ModelFiles, Site, Worker, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def _place_all(work: Workload, machine: Machine, reasons: list[str]) -> tuple[li
     """The GPUs of each worker, and without GPUs the CPU threads per worker. Adds to ``reasons``."""
     spec, engine, workers = work.spec, work.engine, work.workers
     threads = threads_of(machine, len(workers))
-    if engine in ENGINES_WITHOUT_GPU:
+    if engine not in MODEL_ENGINES:
         if spec.gpus is not None:
             raise UsageError(f"--gpus {','.join(map(str, spec.gpus))}: engine {engine} uses no GPU; leave --gpus out")
         reasons.append(f"no GPU because engine {engine} computes nothing")

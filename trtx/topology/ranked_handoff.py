@@ -1,4 +1,4 @@
-"""What a handoff of KV from or to a worker of several GPUs needs, with the torch engine."""
+"""Checks of KV handoffs from or to workers with several GPUs, with the torch engine."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from trtx.engine import MODEL_ENGINES
 from trtx.errors import UsageError
 from trtx.topology import commands
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.plan import Plan, ProcessSpec, config_path, group_of
 from trtx.topology.planner import threads_of
-from trtx.topology.workload import ENGINES_WITHOUT_GPU
 
 
 def settle(share: Plan, machine: Machine, *, model_path: Path, run_dir: Path, scratch_parent: Path) -> Plan:
@@ -22,7 +22,7 @@ def settle(share: Plan, machine: Machine, *, model_path: Path, run_dir: Path, sc
     """
     scratch_dir = scratch_parent / group_of(share.namespace, share.this_host)
     workers = len(share.workers)
-    threads = 1 if share.engine in ENGINES_WITHOUT_GPU else threads_of(machine, max(1, workers))
+    threads = 1 if share.engine not in MODEL_ENGINES else threads_of(machine, max(1, workers))
     gpus = {process.name: _gpus(share, process, machine) for process in share.workers}
     return replace(
         share,

@@ -18,10 +18,10 @@ from trtx.engine.tensorrt_llm.arguments import backend_of, world_size
 from trtx.engine.tensorrt_llm.versions import pipelines_prefill
 from trtx.errors import UsageError
 from trtx.topology import commands
+from trtx.topology.local_prefill import check_conditional_disagg
 from trtx.topology.plan import ProcessSpec, ServerTls, config_path, template_path
 from trtx.topology.ranked_handoff import check_same_sums
 
-ENGINES_WITHOUT_GPU = ("simulated", "paced")
 _NO_ENCODER = {  # engine -> why it supports no encode workers
     "simulated": "which computes nothing and sees no image; use --engine torch, or leave it out",
     "paced": "which computes nothing and sees no image; use --engine torch, or leave it out",
@@ -110,6 +110,7 @@ class Workload:
                 f"--deterministic has no effect with --engine {engine}, {_NOT_DETERMINISTIC[engine]}; use --engine "
                 "torch, or leave it out"
             )
+        check_conditional_disagg(spec, engine, {role: config.values for role, config in engine_configs.items()})
         configs, reasons = _with_tp(spec, engine_configs)
         sizes = {role: _gpus_per_worker(role, configs[role].values, engine, engine_version) for role in spec.roles}
         if spec.deterministic and engine == "torch":
@@ -124,6 +125,8 @@ class Workload:
                 f"the KV router runs with {' '.join(commands.KV_ROUTER_FLAGS)} because with Dynamo's defaults one "
                 "running request outweighs a cached prefix; --router-args overrides them"
             )
+        if spec.conditional_disagg is not None and spec.mode == "disagg":
+            reasons.append(f"the KV router may leave a prompt to a decode worker, by {spec.conditional_disagg}")
         if spec.deterministic:
             reasons.append(
                 "workers sum in one order, independent of the batch, because of --deterministic: answers are bitwise "

@@ -35,7 +35,7 @@ from trtx.worker.leaving import GONE_SECONDS, Leaving, UnreadHandoffs
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import WorkerMetrics, absent_fields
 from trtx.worker.multimodal.audio_guard import registered_template
-from trtx.worker.multimodal.setup import Seeing
+from trtx.worker.multimodal.setup import MultimodalSetup
 from trtx.worker.options import WorkerOptions, parse
 from trtx.worker.parts import WorkerParts
 from trtx.worker.polling import EnginePoll
@@ -72,7 +72,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._open = OpenRequests(self._background)
         self._unread = UnreadHandoffs()
         self._loaded: LoadedEngine | None = None
-        self._seeing: Seeing | None = None
+        self._multimodal: MultimodalSetup | None = None
         self._handler: RequestHandler | None = None
         self._poll: EnginePoll | None = None
         self._knows_stats = False
@@ -119,16 +119,16 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self._background.begin(watch.watch_ranks(self.status))
         try:
             with nothing_of_it_is_garbage():
-                self._seeing = seeing = Seeing(self.options)
-                await seeing.before_engine()
+                self._multimodal = multimodal = MultimodalSetup(self.options)
+                await multimodal.before_engine()
                 loaded = await asyncio.to_thread(loading.load, self.options)
                 self._loaded = loaded
-                await seeing.with_engine(loaded.engine, loaded.tokenizer)
+                await multimodal.with_engine(loaded.engine, loaded.tokenizer)
         except Exception as error:
             self.start_error = str(error) or type(error).__name__
             self.status.update(error=self.start_error)
             raise
-        self._metrics.media, facts = seeing.metrics, loaded.engine.facts
+        self._metrics.media, facts = multimodal.metrics, loaded.engine.facts
         self._poll = poll = EnginePoll(loaded.engine, on_stats=self._on_stats, on_events=self._on_events)
         self._worker_id = worker_id
         if self.options.status_file is not None:
@@ -146,8 +146,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             open_requests=self._open,
             leaving=self.leaving,
             sleeping=self._sleeping,
-            sight=seeing.sight,
-            encoder=seeing.encoder,
+            media_loader=multimodal.media_loader,
+            encoder=multimodal.encoder,
             ended=self._ended,
             spans=self._spans,
         )
@@ -245,8 +245,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         self.leaving.drain()
         loaded = self._loaded
         if loaded is None:
-            if self._seeing is not None:
-                await self._seeing.close()
+            if self._multimodal is not None:
+                await self._multimodal.close()
             return
         self.status.update(state="draining")
         # A prefill worker is drained already: Dynamo polled is_quiescent until its budget, set to --drain-seconds, was
@@ -265,8 +265,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             await asyncio.to_thread(self._poll.stop)
         if self._forward_passes is not None:
             self._forward_passes.close()
-        if self._seeing is not None:
-            await self._seeing.close()
+        if self._multimodal is not None:
+            await self._multimodal.close()
         self._loaded = None
         self.leaving.ends_engine = True
         if not await asyncio.to_thread(loaded.shutdown):
@@ -343,7 +343,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         if not self._knows_stats:
             self._knows_stats = True
             if absent := absent_fields(row):
-                logger.info("this engine's iteration stats lack %s; their metrics stay away", ", ".join(absent))
+                logger.info("this engine's iteration stats lack %s; their metrics are missing", ", ".join(absent))
         self._metrics.saw_iteration(row)
         self._rows.append(row)
         if self._forward_passes is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dynamo.llm import FpmDirectPublisher
 
-from trtx.worker.iteration_rows import value_at
+from trtx.worker.iteration_rows import StepNumbers, value_at
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ class ForwardPassPublication:
 
     def __init__(self, endpoint: Any, worker_id: int, dp_size: int) -> None:
         self._publisher = FpmDirectPublisher(endpoint, str(worker_id), dp_size)
-        self._last: dict[int, float] = {}  # by rank: the number of its last step
+        self._steps = StepNumbers()
         self._is_closed = False
 
     def publish(self, row: Mapping[str, Any]) -> None:
         """Publishes the step of ``row``, once. Ends the publication if the engine does not report all fields."""
-        rank, number, seconds = row.get("attentionDpRank") or 0, row.get("iter"), value_at(row, "iterLatencyMS")
-        if self._is_closed or number is None or self._last.get(rank) == number:
+        if self._is_closed or not self._steps.is_new(row):
             return
+        seconds = value_at(row, "iterLatencyMS")
         parts = {name: [value_at(row, _BATCH + one) for one in fields] for name, fields in _FIELDS.items()}
         counts = {
             name: sum(int(value) for value in values if value is not None)
@@ -65,8 +65,7 @@ class ForwardPassPublication:
             logger.warning("no forward-pass metrics: this engine's iteration stats lack %s", ", ".join(absent))
             self.close()
             return
-        self._last[rank] = number
-        self._publisher.publish(dp_rank=rank, wall_time_secs=seconds / 1e3, **counts)
+        self._publisher.publish(dp_rank=row.get("attentionDpRank") or 0, wall_time_secs=seconds / 1e3, **counts)
 
     def close(self) -> None:
         if not self._is_closed:

@@ -1,4 +1,4 @@
-"""Metrics of the GPUs that a worker may use, read through NVML when the port is read and never by a step."""
+"""Metrics of the GPUs that a worker may use, read through NVML at each scrape and never in an engine step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Gpu:
 
 
 class GpuMetrics:
-    """The GPU families of one worker. A value that NVML does not give has no sample.
+    """The GPU families of one worker. A value that NVML does not report has no sample.
 
     NVML stays initialised from the first reading on, because its initialisation takes longer than a reading.
     """

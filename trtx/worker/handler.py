@@ -24,8 +24,8 @@ from trtx.worker.metrics import RequestClock, WorkerMetrics
 from trtx.worker.multimodal.audio_guard import refuse_unheard
 from trtx.worker.multimodal.encode_stream import EncodeStream, encode_stream
 from trtx.worker.multimodal.expansion import with_images
-from trtx.worker.multimodal.inputs import Looking
-from trtx.worker.multimodal.prompt_inputs import PromptLooking
+from trtx.worker.multimodal.media_loader import RequestMedia
+from trtx.worker.multimodal.prompt_media_loader import PromptRequestMedia
 from trtx.worker.parts import WorkerParts
 from trtx.worker.requests import roles
 from trtx.worker.requests.disconnects import ClientGone, unless_gone
@@ -122,16 +122,20 @@ class RequestHandler:
             await self._parts.leaving.until_gone()
             raise Disconnected(f"{self._parts.options.name} is draining; another worker must take this request")
 
-    def _media(self, request: GenerateRequest, release: ExitStack) -> Looking | PromptLooking | None:
+    def _media(self, request: GenerateRequest, release: ExitStack) -> RequestMedia | PromptRequestMedia | None:
         """The request's images, before any is fetched; ``release`` frees them. Raises InvalidRequest."""
-        sight = self._parts.sight
-        media = None if sight is None or is_probe(request) else sight.looking(request)
+        media_loader = self._parts.media_loader
+        media = None if media_loader is None or is_probe(request) else media_loader.media_of(request)
         if media is not None:
             release.callback(media.close)
         return media
 
     async def _plan(
-        self, request: GenerateRequest, media: Looking | PromptLooking | None, context: Context, stages: StageClock
+        self,
+        request: GenerateRequest,
+        media: RequestMedia | PromptRequestMedia | None,
+        context: Context,
+        stages: StageClock,
     ) -> Submission:
         """What the engine gets for ``request``. Raises InvalidRequest, ClientGone and the errors of loading images."""
         parts, loaded, role = self._parts, self._parts.loaded, self._parts.options.role
@@ -140,7 +144,7 @@ class RequestHandler:
             request,
             context_length=loaded.engine.facts.context_length,
             trace_headers=stages.trace_headers,
-            sees=parts.sight is not None,
+            sees=parts.media_loader is not None,
             hands_off=role == "prefill",
         )
         await check_long_grammar(parsed.grammar, loaded.api)

@@ -1,4 +1,4 @@
-"""Values of the engine's iteration stats, whose rows have TensorRT-LLM's keys, as samples of metric families."""
+"""Converts the engine's iteration stats, which have TensorRT-LLM's keys, to samples of metric families."""
 
 from __future__ import annotations
 
@@ -29,3 +29,21 @@ def known_family(family: ServedFamily, samples: Samples, scale: float = 1) -> It
     known = [(labels, value * scale) for labels, value in samples if value is not None]
     if known:
         yield family.family(known)
+
+
+class StepNumbers:
+    """The number of each rank's last step, to recognise rows that repeat a step.
+
+    The torch engine emits its last row again if the use of KV blocks has changed since. Sums over steps skip such rows.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, float] = {}  # by attention-DP rank
+
+    def is_new(self, row: Mapping[str, Any]) -> bool:
+        """Whether ``row`` is of a step that was not passed before; False for a row without a step number."""
+        rank, number = row.get("attentionDpRank") or 0, row.get("iter")
+        if number is None or self._last.get(rank) == number:
+            return False
+        self._last[rank] = number
+        return True

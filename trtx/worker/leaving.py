@@ -1,4 +1,4 @@
-"""How a worker stops, after a stop signal or its engine's death, and what it waits for before it ends."""
+"""Stops a worker after a stop signal or its engine's death, and waits until other processes no longer need it."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Leaving:
             return
         self.engine_died = True
         self.on_engine_death()
-        told = f"the engine died{': ' if reason else ''}{reason}"
-        self._status.update(error=told)
-        logger.error("%s: %s; this worker ends, %d requests were open", self._name, told, open_requests)
+        cause = f"the engine died{': ' if reason else ''}{reason}"
+        self._status.update(error=cause)
+        logger.error("%s: %s; this worker ends, %d requests were open", self._name, cause, open_requests)
         if self.withdraw is None:
             _end()
         else:

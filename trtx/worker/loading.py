@@ -21,16 +21,8 @@ from trtx.engine import Engine
 from trtx.engine.api import EngineApi, EngineFacts
 from trtx.engine.worker_facts import WorkerFacts
 from trtx.errors import UsageError
-from trtx.text import (
-    ByteTokens,
-    PlainText,
-    StopStrings,
-    TextStream,
-    Tokenizer,
-    byte_tokens,
-    load_decoder,
-    load_tokenizer,
-)
+from trtx.stop_strings import PlainText, StopStrings
+from trtx.text import ByteTokens, TextStream, Tokenizer, byte_tokens, load_decoder, load_tokenizer
 from trtx.worker.devices import WorkerGpu, given_gpus
 from trtx.worker.options import WorkerOptions
 from trtx.worker.requests import forced_text

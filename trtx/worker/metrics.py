@@ -95,7 +95,7 @@ class RequestClock:
     def tokens(self, count: int) -> None:
         """Records a chunk of ``count`` tokens.
 
-        The gap before it is split evenly, as each token took one engine step, or several came from one step's draft.
+        The time since the last chunk is divided evenly among its tokens.
         """
         if not count:
             return
@@ -187,6 +187,7 @@ class WorkerMetrics(Collector):
         totals = self.handoff()
         if self.transfers is not None:
             yield kv_families.WHOLE_REQUESTS.of(self.transfers.whole)
+            yield kv_families.LOCAL_PREFILLS.of(self.transfers.local)
             yield from _pair_families(self.transfers)
         if totals is None:
             if self.transfers is not None and self.transfers.is_known:

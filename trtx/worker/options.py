@@ -27,7 +27,7 @@ Encoders = Literal["local", "remote"]
 
 
 PromptsBy = Literal["dynamo", "frontend"]
-"""What renders prompts: Dynamo with the model's files, or trtx's frontend with transformers where they may differ."""
+"""The renderer of prompts: Dynamo with the model's files, or, if that may differ, trtx's frontend with transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,11 @@ def parse(argv: list[str]) -> WorkerOptions:
     parser.add_argument("--name", default="worker", help="name of this worker in logs, such as decode-0")
     parser.add_argument("--status-file", type=Path)
     parser.add_argument(
-        "--drain-seconds", type=float, default=DRAIN_SECONDS, help="wait for begun requests (default: %(default)s)"
+        "--drain-seconds", type=float, default=DRAIN_SECONDS, help="wait for open requests, in s (default: %(default)s)"
     )
-    parser.add_argument("--shutdown-seconds", type=float, help="wait for the engine to end (default: 20, or 60)")
+    parser.add_argument(
+        "--shutdown-seconds", type=float, help="wait for the engine's shutdown, in s (default: 20, or 60)"
+    )
     parser.add_argument(
         "--stall-seconds",
         type=float,
@@ -76,7 +78,7 @@ def parse(argv: list[str]) -> WorkerOptions:
     )
     parser.add_argument("--encoders", choices=get_args(Encoders), default="local", help="who encodes images")
     parser.add_argument("--embedding-cache-bytes", type=int, default=EMBEDDING_CACHE_BYTES, help="of images")
-    parser.add_argument("--deterministic", action="store_true", help="the same bits in any batch")
+    parser.add_argument("--deterministic", action="store_true", help="bit-identical answers in any batch")
     parser.add_argument(
         "--media", default="{}", help="JSON with limits of clients' images that differ from the defaults"
     )

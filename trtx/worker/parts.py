@@ -1,4 +1,4 @@
-"""What all requests of one worker share."""
+"""The objects that all requests of one worker share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from trtx.worker.leaving import Leaving
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import WorkerMetrics
-from trtx.worker.multimodal.encoding import ImageEncoder
-from trtx.worker.multimodal.image_encoder import PictureEncoder
-from trtx.worker.multimodal.inputs import Sight
-from trtx.worker.multimodal.prompt_inputs import PromptSight
+from trtx.worker.multimodal.embedding_encoder import EmbeddingEncoder
+from trtx.worker.multimodal.handle_encoder import HandleEncoder
+from trtx.worker.multimodal.media_loader import MediaLoader
+from trtx.worker.multimodal.prompt_media_loader import PromptMediaLoader
 from trtx.worker.options import WorkerOptions
 from trtx.worker.polling import EnginePoll
 from trtx.worker.requests.open_requests import OpenRequests
@@ -32,7 +32,7 @@ class WorkerParts:
     open_requests: OpenRequests
     leaving: Leaving
     sleeping: Sleeping
-    sight: Sight | PromptSight | None = None  # None for a worker that takes no images
-    encoder: ImageEncoder | PictureEncoder | None = None  # set for role encode only
-    ended: StageLog | None = None  # takes a row of each ended request; None: there is no status file to put it beside
+    media_loader: MediaLoader | PromptMediaLoader | None = None  # None for a worker that takes no images
+    encoder: HandleEncoder | EmbeddingEncoder | None = None  # set for role encode only
+    ended: StageLog | None = None  # takes a row of each ended request; None: there is no status file
     spans: SpanExport | None = None  # None: no collector takes them

@@ -1,4 +1,4 @@
-"""Memory, CPU time and file descriptors of a worker's processes, read when the port is read."""
+"""Memory, CPU time and file descriptors of a worker's processes, read at each scrape."""
 
 from __future__ import annotations
 

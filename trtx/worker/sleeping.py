@@ -21,8 +21,8 @@ from trtx.worker.status import StatusFile
 logger = logging.getLogger(__name__)
 
 CONTROLS = frozenset({"release", "resume", "update_weights", "memory_status"})
-"""The names of the LLM API. Around controls that are named ``sleep`` and ``wake_up``, Dynamo 1.6.1 itself takes the
-worker out of routing and back, and leaves it out where the control is refused.
+"""The controls, named as in the LLM API and not ``sleep`` and ``wake_up``: around controls with those names, Dynamo
+1.6.1 removes the worker from routing and adds it again, but not if the control is refused.
 """
 _POLL_SECONDS = 0.02
 
@@ -56,8 +56,8 @@ class Sleeping:
     async def control(self, control: str, body: dict[str, Any]) -> dict[str, Any]:
         """Runs one of :data:`CONTROLS`.
 
-        Returns its answer: ``parked_tags``, the memory that is released now, ``is_routed``, whether requests come, and
-        ``namespace``, by which a caller knows the run.
+        Returns its answer: ``parked_tags``, the memory that is released now; ``is_routed``, whether the worker is in
+        routing; and ``namespace``, which identifies the run.
         """
         try:
             order = msgspec.convert(body or {}, MemoryOrder)

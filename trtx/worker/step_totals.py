@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trtx.worker.bucket_counts import LATENCY_BUCKETS, BucketCounts
+from trtx.worker.iteration_rows import StepNumbers
 from trtx.worker.served_families import speculation_families, step_families
 
 
@@ -18,16 +19,15 @@ class StepTotals:
         self._prompt_tokens = self._decodes = self._admitted = 0
         self._queue_seconds = 0.0
         self._wait_seconds: float | None = None  # None: the engine does not report it
-        self._last: dict[int, int] = {}  # by rank: the number of its last step
+        self._steps = StepNumbers()
         self._has_steps = False
         self._drafts: DraftTotals | None = None  # None: the engine does not speculate
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Adds a step. Ignores a row that repeats a step, and the rows of an engine that reports no steps."""
-        batch, number, rank = row.get("inflightBatchingStats"), row.get("iter"), row.get("attentionDpRank") or 0
-        if not batch or number is None or self._last.get(rank) == number:
+        batch = row.get("inflightBatchingStats")
+        if not batch or not self._steps.is_new(row):
             return
-        self._last[rank] = number
         self._has_steps = True
         self._seconds.observe(row["iterLatencyMS"] / 1e3)
         self._prompt_tokens += batch.get("numCtxTokens", 0)

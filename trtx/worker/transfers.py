@@ -23,7 +23,8 @@ class TransferCounts:
 
     def __init__(self) -> None:
         self.pairs: dict[str, PairCounts] = {}  # by the prefill worker's name; "" if it did not give one
-        self.whole = 0  # requests that a decode worker served from their prompt, without a handoff
+        self.whole = 0  # requests without a handoff, though a prefill worker should have had them
+        self.local = 0  # prompts that the router left to this decode worker
         self.because = ""  # why the last prompt was recomputed, and which prefill worker had computed it
         self.recomputed_from = ""
 
@@ -53,6 +54,7 @@ class TransferCounts:
             read=self.reads,
             recomputed=self.count("recomputed"),
             whole=self.whole,
+            local=self.local,
             recomputed_from=self.recomputed_from,
             because=self.because,
         )

@@ -1,7 +1,7 @@
-"""A worker's metrics under the names of TensorRT-LLM's own, for every engine, so that its dashboards work here.
+"""A worker's metrics under the names of TensorRT-LLM's own, for every engine, so that its dashboards work with trtx.
 
-TensorRT-LLM's collector reads the same iteration stats and request times. It isn't used, because it knows its own
-engine only and its families change with each version; ``served_families.trtllm_families`` has the record of each.
+TensorRT-LLM's own collector isn't used: it needs TensorRT-LLM's engine, and its families change with each version.
+``served_families.trtllm_families`` has the record of each family.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from trtx.engine.api import Transfer
 from trtx.engine.served_family import ServedFamily
 from trtx.worker.bucket_counts import BucketCounts
-from trtx.worker.iteration_rows import by_rank, known_family, value_at
+from trtx.worker.iteration_rows import StepNumbers, by_rank, known_family, value_at
 from trtx.worker.requests.stage_clock import EndedRequest
 from trtx.worker.served_families import trtllm_families as names
 
@@ -100,6 +100,7 @@ class TrtllmMetrics:
         self._transfer_s, self._transfer_bytes = BucketCounts(_TRANSFER_SECONDS), BucketCounts(_TRANSFER_BYTES)
         self._transfer_speed = BucketCounts(_TRANSFER_SPEED)
         self._sums: dict[str, float] = {}
+        self._steps = StepNumbers()
         self._step_tokens: BucketCounts | None = None  # None: the engine does not report it
         self._event_batch = BucketCounts(_EVENTS)
 
@@ -142,7 +143,12 @@ class TrtllmMetrics:
             self._transfer_speed.observe(transfer.bytes / transfer.seconds / 1e9)
 
     def saw_iteration(self, row: Mapping[str, Any]) -> None:
-        """Takes one row of the engine's iteration stats. Called from the polling thread."""
+        """Adds one row of the engine's iteration stats to the sums, unless it repeats a step.
+
+        Called from the polling thread.
+        """
+        if not self._steps.is_new(row):
+            return
         for family, path in _SUMS:
             if (value := value_at(row, path)) is not None:
                 self._sums[family.name] = self._sums.get(family.name, 0) + value

@@ -174,9 +174,9 @@ def test_a_topology_without_guided_decoding_is_refused_for_the_first_record_that
     check_guidance(free, "it has none")
     (tmp_path / "b").mkdir()
     bound = LoadSpec(input_file=written(tmp_path / "b", offers, {**offers, "tool_choice": "required"}))
-    with pytest.raises(UsageError, match="line 2: it asks for a form of its answer, but it has none"):
+    with pytest.raises(UsageError, match="line 2: it asks for structured output, but it has none"):
         check_guidance(bound, "it has none")
-    with pytest.raises(UsageError, match="extra_inputs asks for a form of each answer, but it has none"):
+    with pytest.raises(UsageError, match="extra_inputs asks for structured output, but it has none"):
         check_guidance(LoadSpec.model_validate({"extra_inputs": {"guided_regex": "a"}}), "it has none")
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from trtx.bench import gpu_metrics
 from trtx.bench.figures import Figures
 from trtx.bench.gpu_use import GpuPart, PricedGpus, energy_in, gpu_use, reasons_over, represented
+from trtx.bench.phases import Span, input_tokens_in
 from trtx.bench.readings import EDGE_NS, ForeignProcess, GpuReading, ServerReading
 from trtx.bench.records import RequestRecord
-from trtx.bench.windows import Span, input_tokens_in
 
 SECOND = 10**9
 SPAN = Span(10 * SECOND, 20 * SECOND)
@@ -85,6 +85,12 @@ def test_joules_of_two_adjacent_parts_add_up_and_no_joule_is_invented(at: list[i
     around = [value for at_ns, value in counter if at_ns <= SPAN.start_ns][-1:]
     after = [value for at_ns, value in counter if at_ns >= SPAN.end_ns][:1]
     assert -1e-6 <= whole <= after[0] - around[0] + 1e-6
+
+
+def test_a_small_increase_keeps_all_its_digits_however_high_the_counter_is() -> None:
+    steps = [(9 * SECOND, 0.0), (12 * SECOND, 2.0**-16), (22 * SECOND, 2.0**-15)]
+    low, high = (energy_in([(at_ns, start + joules) for at_ns, joules in steps], SPAN) for start in (0.0, 2.0**20))
+    assert low == high == pytest.approx(2.0**-16 * (2 / 3 + 8 / 10), rel=1e-15)
 
 
 @given(times, st.data())

@@ -27,8 +27,8 @@ from trtx.bench.metrics import (
     tools_request_rate,
     uncounted_request_count,
 )
+from trtx.bench.phases import Span
 from trtx.bench.records import RecordedFormat, RequestRecord
-from trtx.bench.windows import Span
 
 MS = 1_000_000
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtx.bench.cores import BusyProcess, CpuReading
+from trtx.bench.phases import Span
 from trtx.bench.readings import (
     READINGS,
     ForeignProcess,
@@ -25,7 +26,6 @@ from trtx.bench.readings import (
     write_readings,
 )
 from trtx.bench.trial_readings import Watch
-from trtx.bench.windows import Span
 from trtx.errors import UsageError
 from trtx.stats.percentiles import binomial_tail
 

@@ -14,7 +14,7 @@ from trtx.bench.judge.judgement import Verdict
 from trtx.bench.judge.sample import CellSample, parse_percent
 from trtx.bench.judge.slo import judge_error_rate, judge_objective, parse_objective
 from trtx.bench.metrics import time_to_first_token
-from trtx.bench.windows import Span
+from trtx.bench.phases import Span
 from trtx.errors import UsageError
 
 TTFT_P99 = parse_objective("time_to_first_token:p99:le:500")

@@ -21,8 +21,8 @@ from trtx.bench.judge.steadiness import (
     level_ratio,
     warm_up_needed,
 )
+from trtx.bench.phases import Phases, closed_loop_phases, sent_in
 from trtx.bench.records import RequestRecord
-from trtx.bench.windows import Phases, closed_loop_phases, sent_in
 
 pytestmark = pytest.mark.slow
 

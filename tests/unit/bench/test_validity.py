@@ -243,6 +243,11 @@ def test_a_check_gives_its_reason(name: str, level: ValidityLevel, evidence: Evi
     assert found.reasons[0].level is found.level
 
 
+def test_prompts_that_the_router_left_to_decode_workers_are_not_lost() -> None:
+    handoffs = {"decode-0": {NO_PREFILL: HandoffCounts(local=150), "prefill-0": HandoffCounts(read=50)}}
+    assert judge(replace(GOOD, handoffs=handoffs)).level is ValidityLevel.VALID
+
+
 def test_every_level_of_every_check_is_shown() -> None:
     said = {(made.name, ValidityLevel.SUSPECT) for made in all_checks() if made.suspect}
     said |= {(made.name, ValidityLevel.INVALID) for made in all_checks() if made.invalid}

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+from called import Done, call
 
 from trtx.build.child import run_child
 from trtx.checkpoint import resolve_checkpoint
@@ -43,9 +44,7 @@ def trtx_build(tmp_path: Path) -> Iterator[Run]:
             "FAKE_EXPORT": export,
         }
         command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "build", model, *arguments]
-        command += ["-o", str(tmp_path / "builds")]
-        if "none" not in arguments:
-            command += ["--calib-size", str(calibration_size)]
+        command += ["-o", str(tmp_path / "builds"), "--calib-size", str(calibration_size)]
         started.append(
             subprocess.Popen(
                 command,
@@ -67,6 +66,12 @@ def trtx_build(tmp_path: Path) -> Iterator[Run]:
         process.stdout.close()
 
 
+def build_without_quantizing(builds: Path, model: Path, *arguments: str) -> Done:
+    """``trtx build --quant none``, which no test here interrupts."""
+    variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return call("build", str(model), "--quant", "none", *arguments, "-o", str(builds), variables=variables)
+
+
 def until(process: subprocess.Popen[str], said: str) -> psutil.Process:
     """Waits until it says so and has its child, which it starts in the same breath."""
     assert process.stdout is not None
@@ -86,11 +91,14 @@ def test_killed_while_it_exports_it_leaves_no_build_and_the_next_one_clears_up(t
     builds = tmp_path / "builds"
     killed = trtx_build("modelopt", "--quant", "fp8", export="hang")
     child = until(killed, "exporting")
+    deadline = time.monotonic() + 60
+    while [path.read_bytes() for path in builds.glob(".*.partial/model.safetensors")] != [b"half"]:
+        assert time.monotonic() < deadline, "it has exported nothing"
+        time.sleep(0.02)
     killed.kill()
     killed.wait(10)
     child.wait(10)
     (partial,) = builds.glob(".*.partial")
-    assert (partial / "model.safetensors").read_bytes() == b"half"
     assert [path for path in builds.iterdir() if path.is_dir()] == [partial]
     another = trtx_build("modelopt", "--quant", "fp8", export="hang", calibration_size=1)
     until(another, "starting ModelOpt")
@@ -192,11 +200,10 @@ def test_a_model_that_the_embedded_engine_does_not_know_is_configured_and_not_pr
     model = Path(shutil.copytree(resolve_checkpoint(MODEL).path, tmp_path / "model"))
     config = json.loads((model / "config.json").read_text()) | {"architectures": ["MysteryForCausalLM"]}
     (model / "config.json").write_text(json.dumps(config))
-    taken = trtx_build("modelopt", "--quant", "none", "--max-ppl-increase", "1", model=str(model))
-    said = taken.communicate(timeout=60)[0]
-    assert taken.returncode == 3
-    assert "not proved" in said
-    assert "MysteryForCausalLM" in said
+    taken = build_without_quantizing(tmp_path / "builds", model, "--max-ppl-increase", "1")
+    assert taken.code == 3
+    assert "not proved" in taken.out + taken.err
+    assert "MysteryForCausalLM" in taken.out + taken.err
     (build,) = (tmp_path / "builds").iterdir()
     assert (build / "model.safetensors").samefile(model / "model.safetensors")
     assert (build / "engine_configs" / "decode.yaml").is_file()
@@ -229,20 +236,20 @@ def _changed(**values: Any) -> Callable[[Path], None]:
     ids=["truncated", "theta", "vocab"],
 )
 def test_a_checkpoint_that_contradicts_itself_is_no_build(
-    trtx_build: Run, tmp_path: Path, damage: Callable[[Path], None], told: str
+    tmp_path: Path, damage: Callable[[Path], None], told: str
 ) -> None:
     model = Path(shutil.copytree(resolve_checkpoint(MODEL).path, tmp_path / "model"))
     damage(model)
-    refused = trtx_build("modelopt", "--quant", "none", model=str(model))
-    assert told in refused.communicate(timeout=120)[0].splitlines()[-1]
-    assert refused.returncode == 2
+    refused = build_without_quantizing(tmp_path / "builds", model)
+    assert told in refused.err.splitlines()[-1]
+    assert refused.code == 2
     assert left(tmp_path / "builds") == []
 
 
-def test_a_context_too_short_for_the_proof_is_built_and_not_proved(trtx_build: Run, tmp_path: Path) -> None:
+def test_a_context_too_short_for_the_proof_is_built_and_not_proved(tmp_path: Path) -> None:
     model = Path(shutil.copytree(resolve_checkpoint(MODEL).path, tmp_path / "model"))
     _changed(max_position_embeddings=64)(model)
-    built = trtx_build("modelopt", "--quant", "none", model=str(model))
-    said = built.communicate(timeout=120)[0]
-    assert built.returncode == 0, said
+    built = build_without_quantizing(tmp_path / "builds", model)
+    assert built.code == 0, built.err
+    said = built.out + built.err
     assert "not proved" in said and "its context of 64 tokens is shorter than the" in said

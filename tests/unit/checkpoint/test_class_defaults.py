@@ -155,6 +155,24 @@ _LLAMA_2_7B = {
     "num_attention_heads": 32, "num_hidden_layers": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
     "rope_scaling": None, "torch_dtype": "float16", "vocab_size": 32000,
 }  # fmt: skip
+_GPT_OSS_20B: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": 200002,
+    "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096,
+    "initializer_range": 0.02, "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+    "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+    "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999,
+    "quantization_config": {
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                                   "lm_head"],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                     "rope_type": "yarn", "truncate": False},
+    "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+    "tie_word_embeddings": False, "use_cache": True, "vocab_size": 201088,
+}  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "LLaVA 1.5 7B": _LLAVA_1_5,
     "LLaVA 1.5 13B": {**_LLAVA_1_5, "text_config": _LLAVA_1_5["text_config"] | _13B},
@@ -180,6 +198,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen3-VL 4B": _QWEN_3_VL_4B,
     "Mistral 7B": _MISTRAL_7B,
     "Llama 2 7B": _LLAMA_2_7B,
+    "gpt-oss 20B": _GPT_OSS_20B,
 }  # fmt: skip
 
 

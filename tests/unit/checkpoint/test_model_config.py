@@ -194,8 +194,8 @@ def test_a_window_that_is_switched_on_and_not_stated_is_transformers_own(
 
 
 def test_a_model_with_windows_that_needs_more_is_refused_with_what_the_engine_lacks(tmp_path: Path) -> None:
-    says = refusal(tmp_path, QWEN3 | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"})
-    assert "GptOssForCausalLM is not known to the torch engine, which does not compute attention sinks" in says
+    says = refusal(tmp_path, QWEN3 | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"})
+    assert "Gemma3ForCausalLM is not known to the torch engine, which does not compute norms after attention" in says
 
 
 def test_listed_layers_go_before_the_number_of_the_first_one_with_a_window(tmp_path: Path) -> None:

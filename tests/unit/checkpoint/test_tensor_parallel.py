@@ -10,7 +10,7 @@ import pytest
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
-from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks, rank_config
+from trtx.checkpoint.tensor_parallel import RankSizes, check_expert_sizes, check_ranks, rank_config
 from trtx.errors import UsageError
 
 
@@ -89,6 +89,22 @@ def test_ranks_of_experts_must_divide_experts_that_exist(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match="which does not divide the model's 6 experts; expected 1, 2, 3 or 6"):
         check_ranks(read_model_config(tmp_path), RankSizes(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("moe_tensor", "moe_expert", "says"),
+    [(2, None, "moe_tensor_parallel_size is 2"), (-1, 1, "moe_expert_parallel_size is 1"), (4, 1, "moe_tensor")],
+)
+def test_sizes_of_experts_are_refused_for_a_model_that_has_none(
+    tmp_path: Path, moe_tensor: int | None, moe_expert: int | None, says: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{says}.*this Qwen3ForCausalLM has no experts; leave it out"):
+        check_expert_sizes(shape(tmp_path), moe_tensor, moe_expert)
+
+
+def test_sizes_of_experts_may_be_stated_for_a_model_that_has_some_and_left_out_for_any(tmp_path: Path) -> None:
+    check_expert_sizes(read_model_config(resolve_checkpoint("synthetic:tiny-moe").path), 1, 1)
+    check_expert_sizes(shape(tmp_path), None, -1)
 
 
 def test_a_model_that_takes_images_is_refused() -> None:

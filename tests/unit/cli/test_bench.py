@@ -119,6 +119,7 @@ TYPED = {
     "gpus": ["--gpus", "0"],
     "router_mode": ["--router-mode", "kv"],
     "router_args": ["--router-args", "'--router-temperature 0.5'"],
+    "conditional_disagg": ["--conditional-disagg", "isl_bounding"],
     "tool_call_parser": ["--tool-call-parser", "hermes"],
     "reasoning_parser": ["--reasoning-parser", "qwen3"],
     "recipe": ["--recipe", "qwen3"],
@@ -144,7 +145,7 @@ def test_an_option_beside_an_axis_of_the_same_name_is_refused_and_both_are_named
 ) -> None:
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text(f"axes: {{{axis}: [1, 2]}}\n")
-    mode = "disagg" if axis in ("prefill", "decode") else "agg"
+    mode = "disagg" if axis in ("prefill", "decode", "conditional_disagg") else "agg"
     assert run(["bench", str(sweep), "--mode", mode, *TYPED[axis], "--dry-run"]) == 2
     said = capsys.readouterr().err.strip()
     assert TYPED[axis][0] in said and f"has no effect with axes.{axis}, " in said and "\n" not in said

@@ -41,6 +41,7 @@ def refused(capsys: pytest.CaptureFixture[str], output: Path, *arguments: str) -
             ("synthetic:tiny-moe", "--quant", "nvfp4"),
             ("mixture of experts", "NVFP4", "--quant fp8 or none"),
         ),
+        (("synthetic:tiny-gpt-oss", "--quant", "fp8"), ("mixture of experts", "FP8", "choose --quant none")),
         ((TINY, "--quant", "fp8", "--role", "worker"), ("--role 'worker'", "prefill")),
         ((TINY, "--quant", "fp8", "--role", "agg", "--config", "decode=d.yaml"), ("--config decode", "--role decode")),
         ((TINY, "--quant", "fp8", "--config", "agg=/no/such.yaml"), ("/no/such.yaml",)),

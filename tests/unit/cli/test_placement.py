@@ -203,6 +203,7 @@ VALUES_IN |= {("--mode", "no container"): "disagg", ("--mode", "no hosts"): "dis
 VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
     f"--{of}-key": "other.key" for of in ("tls", "listen")
 }
+VALUES |= {"--conditional-disagg": "isl_bounding"}
 VALUES |= {"--listen": "127.0.0.1:8081", "--session-turns-mean": "2"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999", "--max-image-pixels": "99999999", "--max-images": "9"}

@@ -52,6 +52,14 @@ _DETERMINISTIC = ("--engine", "torch", "--deterministic")
             ("moe_expert_parallel_size is 2", "has no experts", "leave it out"),
         ),
         (
+            ("--tp", "2", "--engine", "torch", "--set", "moe_tensor_parallel_size=2"),
+            ("moe_tensor_parallel_size is 2", "has no experts", "leave it out"),
+        ),
+        (
+            ("--engine", "torch", "--set", "moe_expert_parallel_size=1"),
+            ("moe_expert_parallel_size is 1", "has no experts", "leave it out"),
+        ),
+        (
             ("--model", "synthetic:tiny-moe", "--tp", "2", "--engine", "torch", "--set", "moe_expert_parallel_size=4"),
             ("moe_expert_parallel_size is 4", "divides tensor_parallel_size, 2"),
         ),

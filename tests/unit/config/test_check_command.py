@@ -104,7 +104,7 @@ def test_the_version_asked_for_is_the_one_that_counts(capsys: pytest.CaptureFixt
     ("arguments", "told"),
     [
         (["--check"], "nothing to check; expected a MODEL, --recipe NAME"),
-        (["--check", "--recipe", "gptoss"], "did you mean gpt-oss-120b?"),
+        (["--check", "--recipe", "gptoss120b"], "did you mean gpt-oss-120b?"),
         (["--check", "--recipe", "qwen3", "--trtllm-version", "stable"], "'stable' is not a version of TensorRT-LLM"),
         (["--check", "--recipe", "qwen3", "--mode", "agg", "--set", "decode.max_seq_len=1"], "is for decode workers"),
         (["--check", "no/such-model"], "is not in the Hugging Face cache"),

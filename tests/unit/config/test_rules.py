@@ -34,6 +34,13 @@ class Case:
 _MTP = "deepseek-r1-mtp"
 _PIPELINED = "prefill.cache_transceiver_config.enable_pipelined_transfer=true"
 _AUTODEPLOY = ("backend=_autodeploy",)
+_COLUMNS = ("agg.tensor_parallel_size=8", "agg.moe_expert_parallel_size=4", "agg.moe_tensor_parallel_size=2")
+_HELIX = (
+    "cp_config={cp_type: HELIX}",
+    "tensor_parallel_size=4",
+    "context_parallel_size=2",
+    "moe_expert_parallel_size=8",
+)
 CASES = [
     Case("kv-dtype-equal", "deepseek-r1", "decode.kv_cache_config.dtype=auto"),
     Case("tokens-per-block-equal", "deepseek-r1", "prefill.kv_cache_config.tokens_per_block=64"),
@@ -75,6 +82,9 @@ CASES = [
     Case("helix-blocks", "deepseek-r1", "agg.cp_config={cp_type: HELIX, tokens_per_block: 64}"),
     Case("moe-backend-for-gpu", "deepseek-r1", "agg.moe_config.backend=TRTLLM"),
     Case("experts-fill-tp", "qwen3-235b-a22b", "decode.moe_tensor_parallel_size=2"),
+    Case("experts-fill-tp", "qwen3-235b-a22b", "agg.moe_tensor_parallel_size=1", given=_COLUMNS),
+    Case("experts-fill-tp", "deepseek-r1", "moe_expert_parallel_size=32", given=_HELIX),
+    Case("experts-fill-tp", "deepseek-r1", "cp_config.cp_type=ULYSSES", given=_HELIX),
     Case("expert-slots-divide", "deepseek-r1-wide-ep", "decode.moe_config.load_balancer.num_slots=290"),
     Case("balancer-on-decode", "deepseek-r1-wide-ep", "prefill.moe_config.load_balancer={num_slots: 288}"),
     Case("batch-per-rank", "deepseek-r1", "agg.enable_attention_dp=true", given=("prefill.enable_attention_dp=false",)),

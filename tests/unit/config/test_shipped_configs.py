@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from trtx.checkpoint.families import FAMILIES
 from trtx.config import Role, check_engine_configs, config_family, load_engine_config, recipe_files, recipe_names
 from trtx.config.families import CONFIG_ROOT, read_header
 from trtx.config.rules import Subject
+from trtx.config.torch_fields import refused_fields
 from trtx.config.versions import schema_version
 from trtx.errors import UsageError
 from trtx.memory import ENCODER_TOKENS
@@ -52,6 +54,15 @@ def test_the_folder_of_an_architecture_is_made_for_it(architecture: str) -> None
     header = read_header(agg.read_text(), str(agg))
     assert header is not None
     assert header.architecture == architecture
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+def test_the_torch_engine_takes_the_folder_of_each_of_its_families_on_one_gpu(architecture: str) -> None:
+    folder = config_family(architecture, on_gpu=True, engine="torch")
+    for role in recipe_files(folder) if folder in recipe_names() else ():
+        config = load_engine_config(role, family=folder, path=None, overrides=(), engine="torch")
+        assert config.header is not None and (config.header.gpus, config.header.architecture) == (1, architecture)
+        assert not list(refused_fields(config.values)), folder
 
 
 def test_without_a_gpu_every_architecture_takes_the_small_folder() -> None:

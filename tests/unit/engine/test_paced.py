@@ -17,7 +17,7 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.engine import load
 from trtx.engine.paced import DisaggregatedParams, PacedLLM, RequestError, RequestFailed, SamplingParams
 from trtx.errors import UsageError
-from trtx.text import StopStrings
+from trtx.stop_strings import StopStrings
 from trtx.torch_engine.llmapi.sampling import FIELDS, FieldUse
 
 PROMPT = [5, 6, 7]

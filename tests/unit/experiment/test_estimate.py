@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trtx.bench import Journal
 from trtx.bench.journal import TopologyReady, TrialEnded, TrialStarted
 from trtx.experiment import cells_ahead, estimate, read_history
-from trtx.experiment.bench.estimate import Ahead, History, Took, Work
+from trtx.experiment.bench.estimate import History, PlannedCell, TrialDuration, Work
 from trtx.experiment.directory import read_lock
 
 GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "run"
@@ -21,8 +21,8 @@ C1 = Work("paced tiny", "agg", 1, None, 64, 16, "")
 C8 = replace(C1, concurrency=8)
 
 
-def ahead(work: Work, requests: int = 10, trials: int = 1, starts: int = 1) -> Ahead:
-    return Ahead(f"{work.topology}-c{work.concurrency}", work, requests, trials, starts)
+def ahead(work: Work, requests: int = 10, trials: int = 1, starts: int = 1) -> PlannedCell:
+    return PlannedCell(f"{work.topology}-c{work.concurrency}", work, requests, trials, starts)
 
 
 def test_without_an_earlier_run_it_is_not_known() -> None:
@@ -39,13 +39,13 @@ def test_without_an_earlier_run_it_is_not_known() -> None:
     ],
 )  # fmt: skip
 def test_another_load_or_topology_tells_nothing(other: dict[str, object]) -> None:
-    found = estimate([ahead(C1)], History(2, (Took(replace(C1, **other), 5.0, 10),)))  # type: ignore[arg-type]
+    found = estimate([ahead(C1)], History(2, (TrialDuration(replace(C1, **other), 5.0, 10),)))  # type: ignore[arg-type]
     assert found.seconds is None
     assert found.sentence(Path("runs")) == "not known: none of 2 earlier runs in runs/ measured such a cell"
 
 
 def test_what_is_known_and_what_is_not_are_both_said() -> None:
-    history = History(1, (Took(C1, 20.0, 10),), (((C1.served, "agg"), 7.0),))
+    history = History(1, (TrialDuration(C1, 20.0, 10),), (((C1.served, "agg"), 7.0),))
     found = estimate([ahead(C1, requests=30, trials=2), ahead(C8)], history)
     assert (found.seconds, found.unknown) == (2.0 * 30 * 2 + 7.0, ("agg-c8",))
     assert found.sentence(Path("runs")) == (
@@ -54,7 +54,7 @@ def test_what_is_known_and_what_is_not_are_both_said() -> None:
 
 
 def test_a_topology_starts_once_for_all_its_cells() -> None:
-    history = History(1, (Took(C1, 10.0, 10), Took(C8, 10.0, 10)), (((C1.served, "agg"), 5.0),))
+    history = History(1, (TrialDuration(C1, 10.0, 10), TrialDuration(C8, 10.0, 10)), (((C1.served, "agg"), 5.0),))
     assert estimate([ahead(C1), ahead(C8)], history).seconds == 25.0
     again = [ahead(C1, trials=3, starts=3), ahead(C8, trials=3, starts=3)]
     assert estimate(again, history).seconds == 3 * 25.0, "or anew for each trial"
@@ -68,7 +68,7 @@ def test_a_topology_starts_once_for_all_its_cells() -> None:
 def test_it_lies_between_what_the_fastest_and_the_slowest_trial_took(
     took: list[tuple[float, int]], requests: int, trials: int
 ) -> None:
-    history = History(1, tuple(Took(C1, seconds, count) for seconds, count in took))
+    history = History(1, tuple(TrialDuration(C1, seconds, count) for seconds, count in took))
     seconds = estimate([ahead(C1, requests, trials)], history).seconds
     paces = [seconds / count for seconds, count in took]
     assert seconds is not None

@@ -212,6 +212,7 @@ def test_chunked_needs_prompts_that_no_step_could_hold(
     assert evidence(plans, "chunked", after, cached_tokens=cached).missing == missing
 
 
+@pytest.mark.parametrize("then", [{}, {"trtx_drafts_total": 0.0}], ids=["no step reported yet", "no draft yet"])
 @pytest.mark.parametrize(
     ("drafts", "accepted", "missing"),
     [
@@ -221,11 +222,11 @@ def test_chunked_needs_prompts_that_no_step_could_hold(
     ],
 )
 def test_speculating_needs_an_accepted_draft(
-    plans: dict[str, Plan], drafts: int | None, accepted: int | None, missing: str | None
+    plans: dict[str, Plan], drafts: int | None, accepted: int | None, missing: str | None, then: dict[str, float]
 ) -> None:
     counted = {"trtx_drafts_total": drafts, "trtx_accepted_draft_tokens_total": accepted}
     after = Reading({"agg-0": {name: float(value) for name, value in counted.items() if value is not None}}, None, None)
-    before = Reading({"agg-0": {"trtx_drafts_total": 0.0}}, None, None)
+    before = Reading({"agg-0": then}, None, None)
     found = evidence_of("speculating", plans["agg"], before, after, answers())
     assert found.missing == missing
     assert [one.value for one in found.counts[1:]] == [drafts, accepted or 0]

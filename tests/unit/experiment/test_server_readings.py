@@ -439,11 +439,11 @@ def test_what_workers_count_of_pictures_is_read_by_role_and_nothing_of_those_tha
     assert second.ended_requests is not None and set(second.ended_requests) == {"prefill", "decode"}
     assert list(first.pictures) == ["prefill"]
     counts = first.pictures["prefill"]["prefill-0"]
-    assert (counts.asked, counts.hit_rate) == (6, pytest.approx(100 * 4 / 6))
+    assert (counts.looked_up, counts.hit_rate) == (6, pytest.approx(100 * 4 / 6))
     assert (counts.ms("encode"), counts.ms("remote"), counts.ms("fetch")) == (250, None, None)
     found = grown(first.pictures, second.pictures)
     assert found is not None
-    assert (found["prefill"].asked, found["prefill"].hit_rate, found["prefill"].ms("encode")) == (6, 100, None)
+    assert (found["prefill"].looked_up, found["prefill"].hit_rate, found["prefill"].ms("encode")) == (6, 100, None)
     assert grown(second.pictures, first.pictures) is None, "a worker that was started again counts anew"
     assert over_trials([found, found]) == {"prefill": found["prefill"] + found["prefill"]}
     assert over_trials([found, None]) is None and over_trials([]) is None
@@ -467,12 +467,12 @@ def test_handoffs_are_read_of_decode_workers_by_the_prefill_worker_that_they_cam
         assert read().handoffs is None, "a decode worker of another trtx does not say"
         servers[1].answers["/metrics"] = DECODE.format(read=7.0).encode()
         first = read().handoffs
-        servers[1].answers["/metrics"] = DECODE.format(read=9.0).encode()
+        servers[1].answers["/metrics"] = DECODE.format(read=9.0).encode() + b"trtx_local_prefills_total 4.0\n"
         last = read().handoffs
     counts = HandoffCounts(read=7, recomputed=3, bytes=2**20, seconds=0.25)
     assert first == {"decode-0": {NO_PREFILL: HandoffCounts(whole=2), "prefill-0": counts}}
     assert handoffs.grown(first, last) == {
-        "decode-0": {NO_PREFILL: HandoffCounts(), "prefill-0": HandoffCounts(read=2)}
+        "decode-0": {NO_PREFILL: HandoffCounts(local=4), "prefill-0": HandoffCounts(read=2)}
     }
     assert handoffs.grown({"decode-0": {}}, last) == last, "a pair is there from its first request on"
     assert handoffs.grown(last, first) is None, "it was started again"

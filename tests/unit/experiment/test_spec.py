@@ -55,8 +55,11 @@ def test_what_was_typed_wins_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("topology: {mode: disagg}", ["topology.mode", "modes"]),
         ("modes: [agg]\ntopology: {prefill: 2}", ["topology.prefill", "mode disagg"]),
         ("topology: {decode: 2}", ["topology.decode", "mode disagg", "agg"]),
-        ("topology: {engine_configs: {encode: e.yaml}}", ["engine_configs.encode", "encode workers", "encode: 1"]),
-        ("topology: {overrides: [encode.a=1]}", ["'encode.a=1'", "encode workers", "encode: 1"]),
+        (
+            "topology: {engine_configs: {encode: e.yaml}}",
+            ["engine_configs.encode", "encode workers", "set topology.encode to 1"],
+        ),
+        ("topology: {overrides: [encode.a=1]}", ["'encode.a=1'", "encode workers", "set topology.encode to 1"]),
         ("modes: [disagg]\ntopology: {workers: 2}", ["topology.workers", "mode agg"]),
         ("topology: {overrides: [prefill.a=1]}", ["'prefill.a=1'", "mode disagg"]),
         ("topology: {engine_configs: {decode: d.yaml}}", ["engine_configs.decode", "mode disagg"]),
@@ -199,8 +202,9 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(url: str) -> None:
     ],
 )
 def test_every_shipped_sweep_can_be_planned(sweep: Path, tmp_path: Path) -> None:
-    # The paced engine has nothing to load, but takes no images and follows no grammar.
-    engine = "torch" if "image_batch_size" in sweep.read_text() or sweep.stem == "agents" else "paced"
+    # The paced engine has nothing to load, but takes no images, follows no grammar and computes no prompts.
+    computes = any(word in sweep.read_text() for word in ("image_batch_size", "conditional_disagg:"))
+    engine = "torch" if computes or sweep.stem == "agents" else "paced"
     arms = "arms:" in sweep.read_text()  # complete topologies, whose engine no option replaces
     spec = load_sweep(sweep, {} if arms else {"topology": {"engine": engine}})
     assert spec.name == sweep.stem

@@ -29,7 +29,7 @@ from trtx.config.option_field import DEFAULT, field_records, record_of, value_be
 from trtx.config.strict_yaml import parse_yaml
 from trtx.errors import UsageError
 from trtx.experiment import Attach, ExperimentSpec, load_sweep, plan_only
-from trtx.experiment.bench.sweep_file import _COUNTED
+from trtx.experiment.bench.axes import OWN_MODE
 from trtx.experiment.deployment import ask_deployment
 from trtx.experiment.directory import PROVENANCE, create, read_lock, spec_of, write_lock
 from trtx.experiment.gate_spec import GateSpec
@@ -145,12 +145,17 @@ OF_OTHERS: dict[str, dict[str, Any]] = {  # field of a load → those without wh
 # Beside which no lengths are asked.
 DATASETS = ("input_file", "custom_dataset_type", "public_dataset", "fixed_schedule", "scenario")
 TLS = {"tls_cert": "tls_key", "tls_key": "tls_cert"}  # field of a topology → the one without which it has no effect
-BESIDE = {"prefill": "disagg", "decode": "disagg"}  # field of a topology → the mode that takes it
+BESIDE = {
+    "prefill": "disagg",
+    "decode": "disagg",
+    "conditional_disagg": "disagg",
+}  # field of a topology → the mode that takes it
 REFUSED = {  # field of a topology → why it can't be said of these sweeps at all
     "mode": "topology.mode is not a field of a sweep; use modes at the top level",
     "gpus": "--gpus 0: engine paced uses no GPU",
     "media": "--max-images has no effect with --engine paced, whose workers take no images",
     "encode": "--encode 2 has no effect with --engine paced, which computes nothing and sees no image",
+    "conditional_disagg": "'isl_bounding' has no effect with --engine paced, which computes no prompts",
     "deterministic": "--deterministic has no effect with --engine paced, which computes nothing",
     "encode_shared": "--encode-shared 2 has no effect with --engine paced, which computes nothing and sees no image",
 }
@@ -492,8 +497,8 @@ def test_a_field_of_a_topology_changes_its_plan_or_is_refused(field: str, tmp_pa
     )
 
 
-@pytest.mark.parametrize(("field", "mode"), _COUNTED.items())
-def test_a_count_of_workers_that_the_modes_have_none_of_is_refused(field: str, mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("field", "mode"), OWN_MODE.items())
+def test_a_field_of_a_mode_that_is_not_swept_is_refused(field: str, mode: str, tmp_path: Path) -> None:
     other = "disagg" if mode == "agg" else "agg"
     with pytest.raises(UsageError, match=f"topology.{field} belongs to mode {mode}"):
         _asked({"modes": [other], "topology": {"engine": "paced", field: 2}}, tmp_path)

@@ -1,4 +1,4 @@
-"""Bodies of a wrong form are refused in a sentence, or go on to Dynamo as they are: none is a failure of the door."""
+"""Bodies of a wrong form are refused in a sentence, or go on to Dynamo as they are: none fails the HTTP proxy."""
 
 from __future__ import annotations
 

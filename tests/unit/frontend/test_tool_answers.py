@@ -1,4 +1,4 @@
-"""The answers that the door makes of Dynamo's streams: without calls that were cut, in whatever pieces bytes come."""
+"""The answers that the HTTP proxy makes of Dynamo's streams: without calls that were cut, however bytes arrive."""
 
 from __future__ import annotations
 

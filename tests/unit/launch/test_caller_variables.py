@@ -25,21 +25,23 @@ def passed_to(plan: Plan, **caller: str) -> Plan:
 
 
 def test_a_tuning_variable_reaches_the_processes_that_read_it(plan: Plan) -> None:
-    plan = passed_to(plan, DYN_LOG="debug", DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG="{}", DYN_CANARY_WAIT_TIME="9")
+    plan = passed_to(plan, DYN_LOG="debug", DYN_ROUTER_TEMPERATURE="0.5", DYN_CANARY_WAIT_TIME="9")
     frontend, worker = plan.processes
     assert frontend.env["DYN_LOG"] == worker.env["DYN_LOG"] == "debug"
-    assert frontend.env["DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG"] == "{}"
-    assert "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG" not in worker.env
+    assert frontend.env["DYN_ROUTER_TEMPERATURE"] == "0.5"
+    assert "DYN_ROUTER_TEMPERATURE" not in worker.env
     assert worker.env["DYN_CANARY_WAIT_TIME"] == "9" and "DYN_CANARY_WAIT_TIME" not in frontend.env
     assert "DYN_LOG of your environment reaches all processes (levels of the logs, also by module)" in plan.reasons
     assert not plan.warnings
 
 
 def test_all_others_are_named_in_one_line_with_what_to_use_instead(plan: Plan) -> None:
-    plan = passed_to(plan, DYN_NAMESPACE="other", DYN_HTTP_PORT="1", DYN_FOO="x", DYN_ENGINE_REQUEST_LIMIT="8")
+    plan = passed_to(plan, DYN_NAMESPACE="other", DYN_HTTP_PORT="1", DYN_FOO="x", DYN_ENGINE_REQUEST_LIMIT="8",
+                     DYN_ROUTER_CONDITIONAL_DISAGG="true")  # fmt: skip
     assert plan.warnings == (
         "not passed on from your environment: DYN_ENGINE_REQUEST_LIMIT (Dynamo 1.6.1 ignores it; use "
-        "--max-queued-requests), DYN_FOO, DYN_HTTP_PORT (use --port), DYN_NAMESPACE (trtx sets it); "
+        "--max-queued-requests), DYN_FOO, DYN_HTTP_PORT (use --port), DYN_NAMESPACE (trtx sets it), "
+        "DYN_ROUTER_CONDITIONAL_DISAGG (use --conditional-disagg); "
         "docs/reference/environment.md lists what is",
     )
     assert all(not one.env.keys() & {"DYN_NAMESPACE", "DYN_HTTP_PORT", "DYN_FOO"} for one in plan.processes)

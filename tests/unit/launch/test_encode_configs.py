@@ -12,7 +12,11 @@ from trtx.errors import UsageError
 from trtx.launch.encode_configs import with_embedding_dtype
 from trtx.launch.ports import HOLDER
 from trtx.launch.preparation import prepare, resolve
+from trtx.memory.processor import cpu_dtype
 from trtx.topology import Plan
+
+AUTO = cpu_dtype("bfloat16")
+"""What auto becomes for a checkpoint in bfloat16 on this machine's processor: float32 or bfloat16."""
 
 
 def planned(run_dir: Path, *overrides: str, **more: Any) -> Plan:
@@ -61,20 +65,20 @@ def test_another_dtype_for_encode_is_refused_in_one_sentence(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("encode", [0, 1])
 def test_prefill_and_decode_of_two_dtypes_are_refused(tmp_path: Path, encode: int) -> None:
-    says = r"prefill computes in bfloat16 \(--set\) and decode in float32 \(default\), but decode continues"
+    says = r"prefill computes in float16 \(--set\) and decode in float32 \(default\), but decode continues"
     with pytest.raises(UsageError, match=says):
-        planned(tmp_path, "prefill.dtype=bfloat16", encode=encode, mode="disagg")
+        planned(tmp_path, "prefill.dtype=float16", encode=encode, mode="disagg")
     same = configs(prefill="bfloat16", decode="bfloat16")
     assert with_embedding_dtype(same, "float32", is_gpu=False) == same
-    same = configs(prefill="float32", decode=None)  # auto, on a CPU
+    same = configs(prefill=AUTO, decode=None)
     assert with_embedding_dtype(same, "bfloat16", is_gpu=False) == same
 
 
 @pytest.mark.parametrize(
     ("stated", "own", "is_gpu"),
     [
-        ({"encode": "float32", "agg": None}, "bfloat16", False),  # auto is float32 on a CPU
-        ({"encode": "auto", "agg": "float32"}, "bfloat16", False),
+        ({"encode": AUTO, "agg": None}, "bfloat16", False),
+        ({"encode": "auto", "agg": AUTO}, "bfloat16", False),
         ({"encode": "bfloat16", "agg": "auto"}, "bfloat16", True),  # and the checkpoint's own on a GPU
         ({"encode": None, "prefill": "bfloat16", "decode": None}, "bfloat16", True),
         ({"encode": None, "agg": None}, "bfloat16", True),
@@ -88,8 +92,8 @@ def test_what_auto_becomes_is_compared_and_the_same_is_left_as_it_is(
 
 
 def test_auto_that_becomes_another_dtype_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"encode makes embeddings in float32 \(encode.yaml\), but agg .* bfloat16"):
-        with_embedding_dtype(configs(encode="auto", agg="bfloat16"), "bfloat16", is_gpu=False)
+    with pytest.raises(UsageError, match=rf"encode makes embeddings in {AUTO} \(encode.yaml\), but agg .* float16"):
+        with_embedding_dtype(configs(encode="auto", agg="float16"), "bfloat16", is_gpu=False)
 
 
 def test_an_encoder_of_tensorrt_llm_follows_too() -> None:

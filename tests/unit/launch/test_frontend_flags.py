@@ -31,6 +31,14 @@ def test_what_dynamos_frontend_would_end_over_is_refused_by_the_plan(
     assert says in str(refused.value)
 
 
+def test_what_contradicts_a_policy_that_was_asked_for_is_refused(tmp_path: Path) -> None:
+    spec = TopologySpec(
+        mode="disagg", router_mode="kv", conditional_disagg="isl_bounding", router_args=("--no-router-kv-events",)
+    )
+    with pytest.raises(UsageError, match="--router-conditional-disagg requires --router-kv-events"):
+        prepare(spec, run_dir=tmp_path)
+
+
 def test_flags_that_it_knows_pass() -> None:
     check_flags(("--router-temperature", "0.5", "--migration-limit", "1"), "round-robin")
     check_flags(("--serve-indexer",), "kv")

@@ -159,6 +159,18 @@ def test_a_pair_without_kv_is_named_with_its_devices_and_the_cause(
     assert proofs.summary == ""
 
 
+def test_a_proof_of_another_pair_does_not_stand_in_for_a_missing_one(frontend: Frontend) -> None:
+    frontend.pins_decode = True
+    frontend.answer = lambda prefill, decode: (
+        HandoffFacts(decode, "recomputed", prefill, because="late")
+        if (prefill, decode) == ("prefill-0", "decode-1")
+        else HandoffFacts(decode, "read", "prefill-9" if decode == "decode-1" else prefill, 4096, 0.01)
+    )
+    proofs = HandoffProofs(TWO_BY_TWO, frontend.url)
+    assert proofs.prove_missing(IDS, 5) is not None
+    assert proofs.summary == ""
+
+
 def test_one_read_that_fails_is_asked_for_again(frontend: Frontend) -> None:
     answers = iter(["recomputed"])
     frontend.answer = lambda prefill, decode: HandoffFacts(decode, next(answers, "read"), prefill, 1, 0.01, "late")  # type: ignore[arg-type]
@@ -176,6 +188,18 @@ def test_a_request_that_no_prefill_worker_had_proves_nothing(frontend: Frontend)
     frontend.answer = lambda prefill, decode: HandoffFacts(decode, "whole")
     said = HandoffProofs(TWO_BY_TWO, frontend.url).prove_missing(IDS, 5)
     assert said is not None and "received a request that no prefill worker had processed" in said
+
+
+def test_a_prompt_that_the_router_left_to_a_decode_worker_is_no_proof_and_the_pair_is_asked_again(
+    frontend: Frontend,
+) -> None:
+    frontend.pins_decode, answers = True, iter(["local"])
+    frontend.answer = lambda prefill, decode: HandoffFacts(decode, next(answers, "read"), prefill, 1, 0.01)  # type: ignore[arg-type]
+    proofs = HandoffProofs(TWO_BY_TWO, frontend.url)
+    assert proofs.prove_missing(IDS, 5) is None and len(frontend.asked) == 5
+    frontend.answer = lambda prefill, decode: HandoffFacts(decode, "local")
+    said = HandoffProofs(TWO_BY_TWO, frontend.url).prove_missing(IDS, 5)
+    assert said == "the router sent no request from prefill-0 to decode-0"
 
 
 @pytest.mark.parametrize("outcome", ["unknown", None])

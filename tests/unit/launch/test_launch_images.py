@@ -7,6 +7,7 @@ import contextlib
 import io
 import itertools
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import Pair, make
 from PIL import Image
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
 from trtx.launch.image_proofs import ImageProofs
-from trtx.topology import Plan, ProcessSpec
+from trtx.topology import Plan, ProcessSpec, ServerTls
 
 
 class Deployment:
@@ -46,8 +48,8 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def serving(deployment: Deployment) -> Iterator[list[int]]:
-    """Ports: of the frontend, then of each encoder."""
+def serving(deployment: Deployment, pair: Pair | None = None) -> Iterator[list[int]]:
+    """Ports: of the frontend, then of each encoder. ``pair``: the frontend serves TLS with it."""
 
     def handler(number: int) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
@@ -75,6 +77,10 @@ def serving(deployment: Deployment) -> Iterator[list[int]]:
             stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler(number)))
             for number in range(1 + len(deployment.encoded))
         ]
+        if pair is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(pair.certificate, pair.key)
+            servers[0].socket = context.wrap_socket(servers[0].socket, server_side=True)
         for server in servers:
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield [server.server_address[1] for server in servers]
@@ -171,11 +177,18 @@ def test_nothing_is_sent_to_a_text_model_or_another_engine(model: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "pinned"), [("agg", {"x-worker-instance-id"}), ("prefill", {"x-prefill-instance-id"}), ("encode", set())]
 )
-def test_a_request_is_sent_to_the_worker_whose_encoder_is_asked_for(model: Path, role: Any, pinned: set[str]) -> None:
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_a_request_is_sent_to_the_worker_whose_encoder_is_asked_for(
+    model: Path, role: Any, pinned: set[str], is_tls: bool, tmp_path: Path
+) -> None:
+    pair = make(tmp_path, "server", ["127.0.0.1"]) if is_tls else None
     deployment = Deployment(2)
     facts = WorkerFacts("", role, "torch", {}, (), 1, 512, 1, 1, 16, 1)
     published = [PublishedWorker(7 + number, "vl", replace(facts, name=f"{role}-{number}")) for number in range(2)]
     deployment.published = to_body(published)
-    with serving(deployment) as ports:
-        assert ImageProofs(plan_of(model, ports, role=role)).prove_missing(5) is None
+    with serving(deployment, pair) as ports:
+        plan = plan_of(model, ports, role=role)
+        if pair is not None:
+            plan = replace(plan, tls=ServerTls(pair.certificate, pair.key, ("127.0.0.1",)))
+        assert ImageProofs(plan).prove_missing(5) is None
     assert deployment.pins == [pinned, pinned]

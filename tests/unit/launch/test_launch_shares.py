@@ -16,9 +16,9 @@ from test_launch_supervisor import History
 
 from trtx.errors import UsageError
 from trtx.launch import host_here
+from trtx.launch.preconditions import Preconditions
 from trtx.launch.route import FrontendStatus
 from trtx.launch.run_directory import RunDirectory
-from trtx.launch.shortage import Preconditions
 from trtx.launch.supervisor import Supervisor
 from trtx.topology import EtcdService, NatsService, PlannedHost
 from trtx.topology.plan import ProcessRole

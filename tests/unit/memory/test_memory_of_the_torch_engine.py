@@ -13,9 +13,11 @@ from safetensors.numpy import save_file
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.facts import read_checkpoint
+from trtx.checkpoint.formats import DTYPE_BYTES
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.shapes import SHAPES
 from trtx.memory import MemoryDevice, MemoryPlan, device_named, plan_memory
+from trtx.memory.processor import cpu_dtype
 from trtx.memory.shapes import model_shape
 from trtx.torch_engine.kv_layout import KvGeometry
 from trtx.torch_engine.runner import kv_sizing
@@ -50,7 +52,8 @@ def test_the_cpu_pool_and_the_weights_are_what_the_runner_makes(model: str, kv: 
     assert (plan.capacity_blocks, plan.pool_bytes) == (blocks, held)
     config = json.loads((path / "config.json").read_text())
     kv_scales = 2 * 4 * config["num_hidden_layers"]
-    assert plan.weight_bytes == model_shape(config).parameter_count * 4 + kv_scales
+    width = DTYPE_BYTES[cpu_dtype(config["torch_dtype"])]
+    assert plan.weight_bytes == model_shape(config).parameter_count * width + kv_scales
 
 
 @pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen3-8b", "llama-3.1-8b", "qwen2.5-7b"])

@@ -86,11 +86,11 @@ def test_memory_that_other_processes_hold_counts(tmp_path: Path) -> None:
 
 def test_a_host_is_refused_only_what_is_far_beyond_it(tmp_path: Path) -> None:
     host = MemoryDevice("CPU", 64 * GIB, 48 * GIB, is_gpu=False)
-    needed = 8_190_735_360 * 4 / GIB  # float32 on a CPU
-    assert _plan(tmp_path, QWEN3_8B, {}, engine="torch", device=host).weight_bytes / GIB == pytest.approx(needed)
-    _plan(tmp_path, QWEN3_8B, {}, engine="torch", device=replace(host, free_bytes=24 * GIB))
+    needed, values = 8_190_735_360 * 4 / GIB, {"dtype": "float32"}
+    assert _plan(tmp_path, QWEN3_8B, values, engine="torch", device=host).weight_bytes / GIB == pytest.approx(needed)
+    _plan(tmp_path, QWEN3_8B, values, engine="torch", device=replace(host, free_bytes=24 * GIB))
     with pytest.raises(UsageError, match=r"weights 30\.51 GiB.*host memory free 16"):
-        _plan(tmp_path, QWEN3_8B, {}, engine="torch", device=replace(host, free_bytes=16 * GIB))
+        _plan(tmp_path, QWEN3_8B, values, engine="torch", device=replace(host, free_bytes=16 * GIB))
 
 
 def test_a_context_beyond_the_pool_is_a_note_where_nobody_asked_for_it(tmp_path: Path) -> None:

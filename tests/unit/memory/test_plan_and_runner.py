@@ -79,7 +79,9 @@ def checkpoints(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], bool]:
         "num_hidden_layers": draw(st.integers(1, 2)), "num_attention_heads": heads, "max_position_embeddings": 64,
         "rms_norm_eps": 1e-6, "rope_theta": 1e4,
     }  # fmt: skip
-    if family.has_experts:
+    if family.experts == "gpt_oss":
+        config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+    elif family.experts == "qwen3_moe":
         width, dense = draw(st.sampled_from((32, 40))), draw(st.sampled_from(([], [0])))
         config |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": width, "mlp_only_layers": dense}
     kv_heads = draw(st.sampled_from([None] * (family.kv_heads == "missing or null") + [1, heads]))
@@ -93,7 +95,8 @@ def checkpoints(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], bool]:
     }
     config |= {name: value for name, value in optional.items() if value is not None}
     excluded = draw(st.lists(st.sampled_from(["lm_head", "*.mlp.*", "*layers.0*", "*o_proj"]), unique=True))
-    excluded += ["*.mlp.*" if algorithm not in EXPERT_FORMATS else "*.mlp.gate"] * family.has_experts
+    is_kept = family.experts == "qwen3_moe" and algorithm in EXPERT_FORMATS
+    excluded += ["*.mlp.gate" if is_kept else "*.mlp.*"] * (family.experts is not None)
     quantization = {
         "quant_algo": algorithm, "kv_cache_quant_algo": draw(st.sampled_from((None, "FP8"))),
         "group_size": GROUP if algorithm == "W4A16_AWQ" else None, "exclude_modules": excluded,

@@ -56,6 +56,18 @@ def test_a_template_with_anything_else_in_it_is_rendered_by_transformers(templat
     assert first_foreign(PLAIN + template) is not None
 
 
+def test_a_file_that_has_changed_is_read_again(model: Path) -> None:
+    """The result is kept for as long as no file has changed."""
+    path = model / "tokenizer.json"
+    plain, padding = path.read_text(), {"strategy": {"Fixed": 9}, "direction": "Right", "pad_id": 0}
+    padded = json.dumps({**json.loads(plain), "padding": {**padding, "pad_type_id": 0, "pad_token": "a"}})
+    for _ in range(2):
+        path.write_text(plain)
+        assert difference(model) is None
+        path.write_text(padded)
+        assert difference(model) == "tokenizer.json defines padding or truncation"
+
+
 def test_a_tokenizer_that_transformers_changes_or_that_adds_tokens_is_transformers(model: Path) -> None:
     assert difference(edited(model, tokenizer_class="Qwen2TokenizerFast")) is not None
     assert difference(edited(model, tokenizer_class="PreTrainedTokenizerFast", add_bos_token=True)) is not None

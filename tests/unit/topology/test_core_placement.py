@@ -35,7 +35,7 @@ def test_they_stay_on_all_cores_where_placing_them_would_not_help() -> None:
     cases = {
         "because the cgroup limits the CPU time": (replace(MACHINE, cores_taken="the cgroup limits the CPU time"), 4),
         "because this machine has one NUMA node and one worker": (one, 1),
-        "because this machine does not say which cores it has": (Machine(()), 2),
+        "because the cores of this machine are not known": (Machine(()), 2),
         "because a worker would have 3 cores of its NUMA node, and needs 4": (one, 5),
     }
     for because, (machine, count) in cases.items():

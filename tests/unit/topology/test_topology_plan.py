@@ -368,6 +368,40 @@ def test_the_kv_router_gets_weights_that_routers_of_other_modes_do_not_and_typed
     assert frontend(router_mode="kv", router_args=("--router-prefill-load-scale", "1")).endswith("-load-scale 1")
 
 
+def test_a_policy_of_prefill_on_decode_workers_is_the_routers_where_there_are_prefill_workers() -> None:
+    def flags(**spec: Any) -> list[str]:
+        argv = plan_of(machine(0), router_mode="kv", conditional_disagg="isl_bounding,eff_isl_threshold=9", **spec)
+        return [word for word in argv.processes[0].argv if "conditional" in word or "isl" in word]
+
+    settings = '{"policy": "isl_bounding", "eff_isl_threshold": 9}'
+    name = "--router-conditional-disagg"
+    assert flags(mode="disagg") == [name, f"{name}-config", settings]
+    assert flags(mode="agg") == [], "as in a sweep over both modes"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({}, ("'isl_bounding' has no effect with --router-mode round-robin", "add --router-mode kv")),
+        ({"router_mode": "kv", "engine": "paced"}, ("has no effect with --engine paced, which computes no prompts",)),
+        (
+            {"router_mode": "kv", "values": {"kv_cache_config": {"enable_block_reuse": False}}},
+            ("compares what decode workers cache", "enable_block_reuse is false"),
+        ),
+        (
+            {"router_mode": "kv", "router_args": ("--router-conditional-disagg",)},
+            ("--router-args has --router-conditional-disagg, which trtx sets itself, from --conditional-disagg",),
+        ),
+    ],
+)
+def test_a_policy_that_could_never_take_effect_is_refused(spec: dict[str, Any], words: tuple[str, ...]) -> None:
+    engine, values = spec.pop("engine", "torch"), spec.pop("values", None)
+    with pytest.raises(UsageError) as refused:
+        plan_of(machine(0), engine=engine, values=values, mode="disagg", conditional_disagg="isl_bounding", **spec)
+    for word in words:
+        assert word in str(refused.value)
+
+
 def test_temporary_files_of_every_process_go_where_the_topology_ends() -> None:
     found = plan_of(machine(0), workers=2)
     assert {process.env["TMPDIR"] for process in found.processes} == {str(found.scratch_dir)}

@@ -13,7 +13,7 @@ from trtx.checkpoint import read_end_ids, resolve_checkpoint
 from trtx.checkpoint.held_out import held_out_samples
 from trtx.text import load_tokenizer
 from trtx.torch_engine.core.engine_core import EngineCore
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.llm_args import SpeculativeConfig
 from trtx.torch_engine.messages import Submit

@@ -10,7 +10,8 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.text import StopStrings, TextStream
+from trtx.stop_strings import StopStrings
+from trtx.text import TextStream
 from trtx.torch_engine.llmapi import CompletionOutput, Logprob
 from trtx.torch_engine.llmapi.completions import KvCacheMetrics, RequestPerfMetrics
 from trtx.worker.requests.chunks import ChunkWriter

@@ -26,9 +26,9 @@ from trtx.media import Blob, MediaError, MediaLimits, PicturePool
 from trtx.torch_engine.embeddings import EmbeddingExports, EmbeddingMismatch
 from trtx.worker.multimodal.embedders import Embedder, LocalEmbedder, NoEncoder, StartedEmbedder
 from trtx.worker.multimodal.embedding_cache import EmbeddingCache
+from trtx.worker.multimodal.embedding_encoder import EmbeddingEncoder, discard
 from trtx.worker.multimodal.encode_endpoint import ASKED
 from trtx.worker.multimodal.encode_rpc import is_refusal, question, read_answer
-from trtx.worker.multimodal.image_encoder import PictureEncoder, discard
 from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.multimodal.remote_embedder import DISTRUST_SECONDS, RemoteEmbedder, preferred
 from trtx.worker.requests.invalid_request import InvalidRequest
@@ -70,7 +70,7 @@ def one_scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 class Workers:
     """Encode workers by id, each of which answers or does what a broken one does."""
 
-    def __init__(self, **workers: PictureEncoder | Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, **workers: EmbeddingEncoder | Callable[[], Awaitable[Any]]) -> None:
         self._workers = workers
         self.asked: list[str] = []
 
@@ -81,15 +81,15 @@ class Workers:
         name = [*self._workers][worker_id]
         self.asked.append(name)
         worker = self._workers[name]
-        if not isinstance(worker, PictureEncoder):
+        if not isinstance(worker, EmbeddingEncoder):
             result: Mapping[str, Any] = await worker()
             return result
         answered: Mapping[str, Any] = (await worker.encode({"extra_args": {ASKED: question}}))["encoder_result"]
         return answered
 
 
-def encode_worker(tower: Tower, exports: EmbeddingExports | None = None) -> PictureEncoder:
-    return PictureEncoder(tower, EmbeddingCache(1 << 20, discard), 1 << 10, exports or EmbeddingExports())
+def encode_worker(tower: Tower, exports: EmbeddingExports | None = None) -> EmbeddingEncoder:
+    return EmbeddingEncoder(tower, EmbeddingCache(1 << 20, discard), 1 << 10, exports or EmbeddingExports())
 
 
 def remote(
@@ -479,7 +479,7 @@ async def test_embeddings_of_clients_are_checked_against_what_the_model_makes(tm
 async def test_who_reads_no_device_gets_files_of_its_own_from_the_same_worker(tmp_path: Path) -> None:
     """One picture, asked for by a worker whose engine reads the encoder's device, and by one whose engine can't."""
     near, far = Tower(tmp_path), Tower(tmp_path)
-    worker = PictureEncoder(near, EmbeddingCache(1 << 20, discard), 1 << 10, EmbeddingExports(), in_files=far)
+    worker = EmbeddingEncoder(near, EmbeddingCache(1 << 20, discard), 1 << 10, EmbeddingExports(), in_files=far)
     reads, reads_not = (remote(Workers(it=worker), tmp_path) for _ in range(2))
     reads_not.use_files()
     for asker in (reads, reads_not, reads, reads_not):
@@ -516,7 +516,7 @@ async def test_a_picture_of_more_rows_than_a_context_holds_is_refused_before_it_
         assert config is not None
         cache: EmbeddingCache[TowerOutput] = EmbeddingCache(1 << 20, discard)
         local = LocalEmbedder(pool, encoder, config, MediaMetrics())
-        worker = PictureEncoder(local, cache, 1 << 10, EmbeddingExports())
+        worker = EmbeddingEncoder(local, cache, 1 << 10, EmbeddingExports())
         for room, seen in ((47, 0), (48, 1)):
             told = await worker.encode({"extra_args": {ASKED: question(asked, KEY, "image", room)}})
             assert is_refusal(told["encoder_result"]) == (room == 47)

@@ -33,9 +33,9 @@ from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import WorkerMetrics
 from trtx.worker.multimodal.decoding import Decoding
 from trtx.worker.multimodal.encode_endpoint import ASKED
-from trtx.worker.multimodal.encoding import ImageEncoder, question, read_answer
+from trtx.worker.multimodal.handle_encoder import HandleEncoder, question, read_answer
 from trtx.worker.multimodal.media_metrics import MediaMetrics
-from trtx.worker.multimodal.prompt_inputs import PromptSight
+from trtx.worker.multimodal.prompt_media_loader import PromptMediaLoader
 from trtx.worker.parts import WorkerParts
 from trtx.worker.requests import pacing
 from trtx.worker.requests.open_requests import OpenRequests
@@ -115,7 +115,11 @@ class Executor(Engine):
 
 class Worker:
     def __init__(
-        self, engine: Executor, role: str, encoder: ImageEncoder | None = None, sight: PromptSight | None = None
+        self,
+        engine: Executor,
+        role: str,
+        encoder: HandleEncoder | None = None,
+        media_loader: PromptMediaLoader | None = None,
     ) -> None:
         self.engine, self.metrics = engine, WorkerMetrics()
         options: Any = SimpleNamespace(name=f"{role}-0", role=role)
@@ -130,8 +134,8 @@ class Worker:
         loaded = LoadedEngine(api, engine, None, kv_event_buffer=0, load_seconds=0.0, shutdown_seconds=1.0)
         parts = WorkerParts(
             options, loaded, new_id=lambda: None, poll=poll, metrics=self.metrics, open_requests=self.open,
-            leaving=self.leaving, sleeping=Sleeping(options.name, engine, StatusFile(None), lambda: ""), sight=sight,
-            encoder=encoder,
+            leaving=self.leaving, sleeping=Sleeping(options.name, engine, StatusFile(None), lambda: ""),
+            media_loader=media_loader, encoder=encoder,
         )  # fmt: skip
         self.handler = RequestHandler(parts)
 
@@ -154,8 +158,8 @@ async def decoding() -> AsyncIterator[Decoding]:
 
 
 @pytest.fixture
-def encoder(decoding: Decoding) -> Callable[[Executor], ImageEncoder]:
-    return lambda engine: ImageEncoder(engine, decoding)
+def encoder(decoding: Decoding) -> Callable[[Executor], HandleEncoder]:
+    return lambda engine: HandleEncoder(engine, decoding)
 
 
 def png() -> bytes:
@@ -193,7 +197,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_stream_that_is_dropped_while_a_picture_is_encoded_ends_no_worker(
-    ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+    ended: list[int], encoder: Callable[[Executor], HandleEncoder], picture: dict[str, Any]
 ) -> None:
     engine = Executor()
     worker = Worker(engine, "encode", encoder(engine))
@@ -212,8 +216,8 @@ async def test_a_stream_that_is_dropped_while_its_prompt_is_prepared_ends_no_wor
     ended: list[int], decoding: Decoding
 ) -> None:
     engine = Executor()
-    sight = PromptSight(engine, decoding, tokenizer=None, workers=None, limits=ONE, metrics=MediaMetrics())
-    worker = Worker(engine, "agg", sight=sight)
+    media_loader = PromptMediaLoader(engine, decoding, tokenizer=None, workers=None, limits=ONE, metrics=MediaMetrics())
+    worker = Worker(engine, "agg", media_loader=media_loader)
     url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
     asked: Any = TEXT | {"token_ids": [7], "multi_modal_data": {"image_url": [{"Url": url}]}}
     answers: Any = worker.handler.generate(asked, Context())
@@ -341,7 +345,7 @@ async def test_a_stream_that_is_dropped_while_it_pauses_ends_no_worker(ended: li
 
 
 async def test_an_error_of_the_engine_ends_its_worker_in_the_middle_of_tokens_and_of_a_picture(
-    ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+    ended: list[int], encoder: Callable[[Executor], HandleEncoder], picture: dict[str, Any]
 ) -> None:
     for role in ("agg", "encode"):
         engine = Executor(RuntimeError("an illegal memory access"))
@@ -355,7 +359,7 @@ async def test_an_error_of_the_engine_ends_its_worker_in_the_middle_of_tokens_an
 
 
 async def test_an_error_of_the_workers_own_ends_a_request_alone(
-    ended: list[int], encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+    ended: list[int], encoder: Callable[[Executor], HandleEncoder], picture: dict[str, Any]
 ) -> None:
     class Counting(Executor):
         def rows_of(self, picture: Any) -> int | None:
@@ -370,7 +374,7 @@ async def test_an_error_of_the_workers_own_ends_a_request_alone(
 
 
 async def test_a_worker_that_encodes_says_so_until_it_has_the_answer(
-    encoder: Callable[[Executor], ImageEncoder], picture: dict[str, Any]
+    encoder: Callable[[Executor], HandleEncoder], picture: dict[str, Any]
 ) -> None:
     engine = Executor()
     worker = Worker(engine, "encode", encoder(engine))

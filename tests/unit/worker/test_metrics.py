@@ -103,9 +103,11 @@ def test_handoffs_of_an_engine_that_counts_none_are_those_whose_requests_say_tha
     for transfer in (Transfer(4096, 0.5), Transfer(4096, 0.25), Transfer(0, 0.0)):
         metrics.transfers.ended(transfer)
     metrics.transfers.whole += 1
+    metrics.transfers.local += 3
     seen = scraped(metrics)
     assert (seen["trtx_handoff_reads_total"], seen["trtx_handoff_bytes_total"]) == (2, 8192)
     assert (seen["trtx_handoff_seconds_total"], seen["trtx_whole_requests_total"]) == (0.75, 1)
+    assert seen["trtx_local_prefills_total"] == 3, "which were never due"
     assert not {"trtx_leases", "trtx_recomputed_prefixes_total"} & set(seen), "nobody counts them"
     metrics.handoff = lambda: HandoffStats(reads=7)
     seen = scraped(metrics)

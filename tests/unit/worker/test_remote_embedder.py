@@ -21,8 +21,8 @@ from trtx.worker.multimodal import encode_rpc as questions
 from trtx.worker.multimodal import remote_embedder
 from trtx.worker.multimodal.embedders import Embedder, LocalEmbedder, NoEncoder, StartedEmbedder
 from trtx.worker.multimodal.embedding_cache import EmbeddingCache
+from trtx.worker.multimodal.embedding_encoder import EmbeddingEncoder, discard
 from trtx.worker.multimodal.encode_endpoint import ASKED
-from trtx.worker.multimodal.image_encoder import PictureEncoder, discard
 from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.multimodal.remote_embedder import RemoteEmbedder, encode_seconds
 from trtx.worker.requests.invalid_request import InvalidRequest
@@ -54,7 +54,7 @@ class Workers:
         return await self._answers[worker_id](question)
 
 
-def answers_of(encoder: PictureEncoder) -> Answer:
+def answers_of(encoder: EmbeddingEncoder) -> Answer:
     async def answer(question: Mapping[str, Any]) -> Mapping[str, Any]:
         found: Mapping[str, Any] = (await encoder.encode({"extra_args": {ASKED: question}}))["encoder_result"]
         return found
@@ -63,7 +63,7 @@ def answers_of(encoder: PictureEncoder) -> Answer:
 
 
 def encode_worker(embedder: Embedder) -> Answer:
-    return answers_of(PictureEncoder(embedder, EmbeddingCache(1 << 20, discard), 1 << 10, EmbeddingExports()))
+    return answers_of(EmbeddingEncoder(embedder, EmbeddingCache(1 << 20, discard), 1 << 10, EmbeddingExports()))
 
 
 class Own:

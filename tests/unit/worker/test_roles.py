@@ -119,3 +119,11 @@ def test_decode_asks_its_engine_for_none_and_shows_those_of_prefill(api: EngineA
 def test_a_prompt_that_moved_to_decode_has_its_logprobs_computed_there(api: EngineApi) -> None:
     asked = planned("decode", api, prefill_result=handed_over(prompt_tokens=2), **PROMPT_LOGPROBS)
     assert is_whole(asked) and asked.request.sampling["prompt_logprobs"] == 2
+
+
+def test_a_prompt_that_the_router_left_to_decode_is_told_from_one_whose_prefill_is_lost(api: EngineApi) -> None:
+    left = planned("decode", api, annotations=["token_ids", "x-bypass-remote-prefill"])
+    assert is_whole(left) and left.is_local
+    assert not planned("decode", api, annotations=["token_ids"]).is_local
+    assert not planned("decode", api, annotations=None).is_local
+    assert not planned("agg", api, annotations=["x-bypass-remote-prefill"]).is_local

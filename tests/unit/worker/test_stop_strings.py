@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.text import StopStrings, load_tokenizer
+from trtx.stop_strings import StopStrings
+from trtx.text import load_tokenizer
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.requests.request import parse
 

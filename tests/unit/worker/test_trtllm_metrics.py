@@ -24,6 +24,8 @@ ROW: dict[str, Any] = {
     "inflightBatchingStats": {"numContextRequests": 2, "numCtxTokens": 100},
 }
 
+DRAFTS = {"numDraftTokens": 6, "numAcceptedTokens": 4, "numRequestsWithDraftTokens": 3, "iterLatencyMS": 1.0}
+
 
 def worker(**more: Any) -> WorkerMetrics:
     metrics = WorkerMetrics()
@@ -72,7 +74,7 @@ def test_a_request_that_ended_is_counted_with_its_times_and_a_failed_one_is_not(
 def test_iteration_stats_become_tensorrt_llms_gauges_and_an_unknown_value_has_no_sample() -> None:
     metrics = worker()
     metrics.saw_iteration(ROW)
-    metrics.saw_iteration(ROW | {"specDecodingStats": {"numDraftTokens": 6, "numAcceptedTokens": 4}})
+    metrics.saw_iteration(ROW | {"iter": 8, "specDecodingStats": DRAFTS})
     seen = scraped(metrics)
     assert seen["num_requests_running"] == 3 and seen["num_requests_completed_total"] == 4
     assert seen["iteration_latency_seconds"] == 0.004
@@ -86,6 +88,19 @@ def test_iteration_stats_become_tensorrt_llms_gauges_and_an_unknown_value_has_no
         "num_paused_requests",
     )
     assert not seen.keys() & set(unknown)
+
+
+def test_a_row_that_repeats_a_step_is_not_summed_again() -> None:
+    metrics = worker()
+    row = ROW | {"specDecodingStats": DRAFTS}
+    metrics.saw_iteration(row)
+    metrics.saw_iteration(row | {"kvCacheStats": {"maxNumBlocks": 10, "usedNumBlocks": 5}})
+    seen = scraped(metrics)
+    assert seen["spec_decode_num_draft_tokens_total"] == 6 and seen["num_requests_completed_total"] == 2
+    assert seen["prefill_batch_tokens_count"] == 1
+    assert seen["kv_cache_used_blocks"] == 5, "gauges follow the last row"
+    metrics.saw_iteration(row | {"attentionDpRank": 1})
+    assert scraped(metrics)["spec_decode_num_draft_tokens_total"] == 12, "each rank numbers its own steps"
 
 
 def test_reads_of_kv_and_of_events_are_distributions() -> None:

@@ -43,7 +43,7 @@ _OWNED: Mapping[str, str | None] = {
     "sweep_variants": None, "accuracy_benchmark": None, "custom_endpoint": None,
 }  # fmt: skip
 # For fields without a LoadSpec field: the trtx option to use instead.
-_SAID_BY = {
+_OPTION_INSTEAD = {
     "model_names": "--model", "urls": "--url", "tokenizer_name": "--tokenizer", "artifact_directory": "-o",
     "api_key": "the variable OPENAI_API_KEY",
 }  # fmt: skip
@@ -135,7 +135,7 @@ def _refuse_fields(fields: Set[str]) -> None:
 
 def _way_out(name: str) -> str:
     if (field := owned()[name]) is None:
-        return f"use {_SAID_BY[name]}" if name in _SAID_BY else "leave it out"
+        return f"use {_OPTION_INSTEAD[name]}" if name in _OPTION_INSTEAD else "leave it out"
     if field_records(LoadSpec)[field].help or field in _TYPED_OTHERWISE:
         return f"use --{field.replace('_', '-')}, or load.{field} of a sweep file"
     return f"use load.{field} of a sweep file"

@@ -17,8 +17,8 @@ _request = AioHttpClient._request
 
 async def _request_here(self: AioHttpClient, method: str, url: str, headers: Any, **options: Any) -> RequestRecord:
     record = await _request(self, method, url, headers, **options, allow_redirects=False)
-    told = {name.lower(): value for name, value in (record.trace_data.response_headers or {}).items()}
-    if where := sent_on(record.status, told.get("location"), url):
+    received = {name.lower(): value for name, value in (record.trace_data.response_headers or {}).items()}
+    if where := sent_on(record.status, received.get("location"), url):
         record.error = ErrorDetails(code=record.status, type="Redirect", message=where)
     return record
 

@@ -39,12 +39,14 @@ def main(entry: str, names: list[str]) -> int:
     os.dup2(2, 1)
     module, _, function = entry.partition(":")
     absent = [name.removeprefix("-") for name in names if name.startswith("-")]
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: as if it was not installed
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: as if it were not installed
+    gc.disable()  # modules stay: scanning them took a seventh of the imports' time
     for name in (module, *(name for name in names if not name.startswith("-"))):
         importlib.import_module(name)
     for name in absent:
         del sys.modules[name]
     gc.freeze()  # otherwise the first collection in each fork would copy every page that holds an object
+    gc.enable()
     libc = ctypes.CDLL(None)
     # Blocked, not ignored: a SIGTERM that reaches a fork before it unblocks the signal stays pending.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

@@ -1,9 +1,9 @@
-"""The form that a request asks of its answer, and the check of an answer against it.
+"""Structured output: the format that a request demands of its answer, and the check of an answer against it.
 
-Owns JSON schemas, regular expressions, choices and grammars of the text, and offered tools of the calls. Whether an
-answer is complete at all is decided in ``bench/answers.py``. Enter through :func:`requested_format`: it reads a request
-body, and the result judges what :class:`AnswerContent` collects from a response. Pure: nothing is fetched, also no
-reference of a schema. Invariant: an answer counts as following its format only if it was checked.
+Owns the formats of a text (JSON schema, regular expression, choice, grammar) and the tools that a request offers.
+``bench/answers.py`` decides whether an answer is complete at all. Enter through :func:`requested_format`: it reads a
+request body, and the result judges what :class:`AnswerContent` collects from a response. Pure: it fetches nothing, not
+even references of a schema. Invariant: an answer counts as following its format only if it was checked.
 """
 
 from trtx.bench.answer_formats.content import AnswerContent

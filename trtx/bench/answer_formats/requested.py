@@ -1,4 +1,4 @@
-"""Reads the format that a request body asks of its answer, and judges an answer by it."""
+"""Reads the output format that a request body demands, and judges an answer by it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from trtx.bench.answer_formats.text_formats import (
 _READ_FIELDS = (*sorted(FORMAT_FIELDS), "stop", "stop_token_ids")
 _REMEMBERED = 1024  # formats; a dataset usually has a few
 
-# kept: the answer was checked and follows its format. cut: max_tokens ended it before its format did. free: the
-# request leaves the form of this answer to the model, such as text instead of a call of an offered tool.
+# kept: the answer was checked and follows its format. cut: max_tokens ended it before it was complete. free: the
+# request lets the model choose, and it chose an unconstrained answer, such as text instead of an offered tool.
 FormatOutcome = Literal["kept", "cut", "broken", "unchecked", "free"]
 Asked = Literal["format", "tools"]
 
@@ -57,7 +57,7 @@ class RequestedFormat:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self | None:
-        """Reads a request body; None if it leaves the form of its answer open. Raises WrongFormat."""
+        """Reads a request body; None if it demands no format and offers no tools. Raises WrongFormat."""
         tools = _tools(body.get("tools"))
         choice, named = _choice(body.get("tool_choice"), tools)
         text = text_format(body)
@@ -72,12 +72,12 @@ class RequestedFormat:
 
     @property
     def asked(self) -> tuple[Asked, ...]:
-        """What the request carries: a format of the text, tools, or both."""
+        """Whether the request has a format of the text, tools, or both."""
         return (*(("format",) if self.text else ()), *(("tools",) if self.tools else ()))
 
     @property
     def needs_guidance(self) -> bool:
-        """Whether every answer must follow a format, which takes guided decoding."""
+        """Whether every answer must follow a format, which requires guided decoding."""
         return self.text is not None or self.choice == "required"
 
     def judge(self, content: AnswerContent) -> FormatResult:

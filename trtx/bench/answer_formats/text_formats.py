@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 FORMAT_FIELDS = frozenset({"response_format", "tools", "tool_choice", *_GUIDED})
-"""Fields of a request body that decide the form of the answer."""
+"""Fields of a request body that set the format of the answer's text."""
 
 _Grammar = Literal["regex", "grammar"]  # llguidance's names
 _SHOWN = 60  # maximum number of characters of a value in a reason
@@ -51,7 +51,7 @@ def text_format(body: Mapping[str, Any]) -> TextFormat | None:
 
 
 def checked_schema(schema: Any, name: str) -> Any:
-    """A jsonschema validator for ``schema``. Raises WrongFormat for what is not a schema or needs another document."""
+    """A jsonschema validator for ``schema``. Raises WrongFormat for an invalid schema or a reference out of it."""
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
 
@@ -157,7 +157,7 @@ def _guided_text(kind: _Grammar, title: str, value: Any) -> TextFormat:
         wrong = short(str(error), 120)
     if wrong and kind == "regex":
         raise WrongFormat(f"{name} can't be compiled ({wrong}); correct it")
-    # A server's own library may know other forms of a grammar.
+    # The server's library may accept grammars that llguidance rejects.
     reason = f"trtx bench can't compile their {title}" if wrong else ""
     return TextFormat(partial(_grammar_problem, kind, value, title), reason, ends_with_stop=True)
 
@@ -182,7 +182,9 @@ def _object_problem(text: str) -> str | None:
         value = parsed_json(text)
     except (ValueError, RecursionError) as error:
         return _not_json(error)
-    return None if isinstance(value, dict) else "the answer is JSON but not an object, although json_object was asked"
+    return (
+        None if isinstance(value, dict) else "the answer is JSON but not an object, although json_object was requested"
+    )
 
 
 def _schema_problem(validator: Any, text: str) -> str | None:

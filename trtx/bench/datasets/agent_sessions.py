@@ -1,7 +1,7 @@
 """Reads agent sessions in aiperf's form ``weka_trace``: a JSON file for each session, or a directory of such files.
 
-A session lists the lengths and times of its requests, and which blocks of their prompts an earlier request had. It has
-no text: aiperf 0.13.0 generates the text.
+A session lists the length and time of each request, and the blocks of its prompt that an earlier request had. It has no
+text: aiperf 0.13.0 generates the text.
 """
 
 from __future__ import annotations

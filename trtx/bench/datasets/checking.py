@@ -29,7 +29,7 @@ from trtx.bench.datasets.forms import (
     foreign_form,
 )
 from trtx.bench.datasets.reading import Record, RecordFile, open_records
-from trtx.bench.datasets.values import BLOCK_TOKENS, check_values, refuse_truth
+from trtx.bench.datasets.values import BLOCK_TOKENS, check_values, refuse_booleans
 from trtx.bench.datasets.wrong_record import WrongRecord
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
@@ -307,7 +307,7 @@ class _Checked:
 
         model = self.models[self.sent_as]
         check_names(value, model)
-        refuse_truth(value, prefix)
+        refuse_booleans(value, prefix)
         try:
             parsed: Any = model.model_validate(value)
         except ValidationError as error:

@@ -61,7 +61,7 @@ class RecordTally:
         )
 
     def notes(self) -> list[str]:
-        """What ``--dry-run`` says about the records besides their number and lengths."""
+        """Further facts about the records for ``--dry-run``, one clause each."""
         found = []
         if self.with_format:
             found.append(f"with a format of the answer: {counted(self.with_format, 'request')}")
@@ -96,7 +96,7 @@ class Dataset:
     most: tuple[str, int] = ("", 0)
     numbers: tuple[tuple[str, str, float], ...] = ()
     guided: str = ""  # the first record that needs guided decoding
-    asks_formats: bool = True  # a request may ask for a form of its answer, or offer tools
+    asks_formats: bool = True  # a request may ask for structured output or offer tools
 
     @property
     def description(self) -> str:

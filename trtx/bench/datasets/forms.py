@@ -24,7 +24,7 @@ _SAID = {"from", "value", "role", "content", "markdown", "text", "weight", "loss
 # Fields of a request body that the load sets itself, so a record's values are not sent.
 _OF_THE_LOAD = ("model", "stream", "stream_options")
 _SINGLE_CHOICE = ("n", "best_of")
-_MUST_BE_SAID = {"ignore_eos": "load.ignore_eos of a sweep file", "min_tokens": "load.ignore_eos of a sweep file"}
+_LOAD_FIELD_INSTEAD = {"ignore_eos": "load.ignore_eos of a sweep file", "min_tokens": "load.ignore_eos of a sweep file"}
 _LIMITS = ("max_completion_tokens", "max_tokens")
 BODY_FIELDS = frozenset({
     "audio", "bad_words", "cache_salt", "chat_template_args", "chat_template_kwargs", "frequency_penalty",
@@ -38,7 +38,7 @@ BODY_FIELDS = frozenset({
 # Fields that mark a record with messages as a request of aiperf's trace, not of OpenAI's API.
 _OF_A_TRACE = {"output_length", "timestamp", "delay", "session_id", "extra", "hash_ids", "type"}
 _OF_A_SESSION = ("session_id", "delay")  # requests with the same session_id are sent one after the other
-_BODY = BODY_FIELDS | {"messages", "prompt", *_OF_THE_LOAD, *_SINGLE_CHOICE, *_MUST_BE_SAID, *_LIMITS}
+_BODY = BODY_FIELDS | {"messages", "prompt", *_OF_THE_LOAD, *_SINGLE_CHOICE, *_LOAD_FIELD_INSTEAD, *_LIMITS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _body(body: Mapping[str, Any], of: str = "") -> tuple[dict[str, Any], tuple[
             raise WrongRecord(
                 f"{of}{name} is {body[name]!r:.60}, but only one choice per request is measured; leave it out"
             )
-    for name, instead in _MUST_BE_SAID.items():
+    for name, instead in _LOAD_FIELD_INSTEAD.items():
         if body.get(name):
             raise WrongRecord(
                 f"{of}{name} is {body[name]!r:.60}; set it for all records with {instead}, and leave it out here"

@@ -53,14 +53,14 @@ def check_values(turn: Any, of: str, *, is_scheduled: bool, block_tokens: int | 
             _check_media(content, f"{of}{kind}", kind)
 
 
-def refuse_truth(value: Mapping[str, Any], of: str = "") -> None:
+def refuse_booleans(value: Mapping[str, Any], of: str = "") -> None:
     """Raises WrongRecord if a numeric field is true or false, which aiperf's models accept as 1 and 0."""
     for name in _NUMBERS:
         if isinstance(value.get(name), bool):
             raise WrongRecord(f"{of}{name} is {str(value[name]).lower()}; expected a number")
     for number, turn in enumerate(value.get("turns") or ()):
         if isinstance(turn, dict):
-            refuse_truth(turn, f"turns[{number}].")
+            refuse_booleans(turn, f"turns[{number}].")
 
 
 def body_of(turn: Any) -> dict[str, Any]:

@@ -32,10 +32,10 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
     """The ``/v1/chat/completions`` endpoint, which checks each answer with :meth:`Answer.fault` as it parses it."""
 
     def get_endpoint_headers(self, request_info: RequestInfo) -> dict[str, str]:
-        """Adds the API key that ``bench`` was given for this server, and the request's id as Dynamo takes it.
+        """Adds the API key for this server, and the request's id in the header that Dynamo reads.
 
-        Workers write the id with the request's stage times, so these can be joined to aiperf's record. Dynamo 1.6.1
-        does not use ``X-Request-ID`` for it.
+        Workers write the id with the request's stage times, which are joined to aiperf's record by it. Dynamo 1.6.1
+        does not read ``X-Request-ID``, the header of aiperf.
 
         aiperf 0.13.0 takes a key only from its command line or a file, where other users could read it. aiperf redacts
         all headers in its output.
@@ -95,7 +95,7 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
         return parsed
 
     def _asked(self, record: RequestRecord) -> RequestedOutput:
-        """What the request asked for, rebuilt from its settings: the record doesn't contain the request body.
+        """The requested output, rebuilt from the request's settings, because the record has no request body.
 
         Streaming and length are those of aiperf, because ``extra_inputs`` and dataset records that set them were
         refused. A request without a length limit, from the record or the load, ends when the model stops.

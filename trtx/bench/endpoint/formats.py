@@ -1,6 +1,6 @@
-"""Adds what a request asked of the form of its answer, and whether the answer follows it, to aiperf's records.
+"""Adds the output format that a request demanded, and whether the answer follows it, to aiperf's records.
 
-For the same reason and in the same way as ``naming.py``.
+aiperf 0.13.0 writes no field of a response into ``profile_export.jsonl``; ``naming.py`` describes the workaround.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from trtx.bench.records import ANSWER_FORMAT
 
 
 class AnswerFormats(AIPerfLifecycleMixin):  # type: ignore[misc]  # aiperf is untyped here
-    """Writes what the body asked for, also of failed requests, and the outcome that the endpoint (``chat.py``) found.
+    """Writes the requested format, also of failed requests, and the outcome that the endpoint (``chat.py``) found.
 
-    A record without the body stays unchanged: then it is not known what its request asked for.
+    A record without a request body stays unchanged, because the requested format is unknown.
     """
 
     async def observe(self, context: RecordObserverContext) -> None:

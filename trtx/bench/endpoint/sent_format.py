@@ -1,4 +1,4 @@
-"""The format that a request asked for, read from the body that aiperf sent.
+"""Reads the output format of a request from the body that aiperf sent.
 
 aiperf 0.13.0 keeps the body of a request in its record only on request (``KEPT_BODIES`` of ``bench/endpoint``).
 """
@@ -21,7 +21,7 @@ def sent_body(record: Any) -> dict[str, Any] | None:
 
 
 def sent_format(body: dict[str, Any]) -> RequestedFormat | None:
-    """The format that a sent body asks for; None if it leaves the form of its answer open."""
+    """The format that a sent body demands; None if it demands none and offers no tools."""
     try:
         return requested_format(body)
     except WrongFormat as error:  # for example one format from the record and another from extra_inputs

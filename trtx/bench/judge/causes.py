@@ -17,25 +17,25 @@ from trtx.bench.readings import GpuReading
 from trtx.bench.stage_rows import StageRow, WorkerUse
 from trtx.bench.stages import DECODE, HANDOFF, QUEUE, STREAM, RequestSplit, SplitPercentile
 
-Bound = Literal["products", "memory", "host", "queue", "wire"]
-"""What limits a part: the GPU's products, its memory, the host's cores, the order of requests, or the network."""
+Bound = Literal["compute", "memory", "host", "queue", "network"]
+"""The bottleneck: the GPU's matmuls, its memory bandwidth, the host's cores, waiting requests, or the network."""
 
 LEAST_REQUESTS = 10  # with fewer, one slow request would be a cause
 _STANDS_OUT = 0.40  # share of a latency from which a stage stands out
 _LEAST_MS = 5.0  # a stage shorter than this is not worth a sentence, whatever its share
-_TAIL_SHARE, _TAIL_LEAST = 0.10, 5  # the slowest requests, which are asked what they waited for
+_TAIL_SHARE, _TAIL_LEAST = 0.10, 5  # the slowest requests, whose waiting time is examined
 _LONG_PROMPT = 4.0  # a prompt this many times as long as one that waits for it
 _LEAST_LONG = 256  # computed tokens; a shorter prompt is not long, even if cached ones have 1 token to compute
-_LATE_END = 0.1  # how late the end of an answer comes to a slow client, as a share of its late first content
+_LATE_END = 0.1  # delay of an answer's end at a slow client, as a share of the delay of its first content
 _OVERLAP = 0.5  # share of the wait during which the long prompt was computed
 _HOST_BOUND = 0.30  # the engine waits for its device in less than this share of its time
-_FULL_CORE = 0.85  # share of a core's time in which a worker used it, or was ready to
-_OWN_CORE = 0.40  # share of a core's time from which a worker itself fills it
+_FULL_CORE = 0.85  # minimum share of the time in which a worker used its core or waited for it
+_OWN_CORE = 0.40  # minimum share of the time in which the worker itself used the core
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowEvidence:
-    """What is known about where a cell's time went. None: not recorded; empty: there is nothing."""
+    """The evidence from which causes are named. None: not recorded; empty: recorded, and there is nothing."""
 
     splits: tuple[RequestSplit, ...]  # of measured requests
     ttft: SplitPercentile | None = None  # at p50
@@ -98,15 +98,15 @@ def causes_in(evidence: SlowEvidence) -> tuple[tuple[SlowCause, str], ...]:
 
 @_cause(
     name="throttled GPU",
-    bound="products",
+    bound="compute",
     needs="GPU readings with clock reasons",
     threshold="the rule of the validity check of the same name",
     sentence="a GPU was slowed down by heat or by its power supply",
     advice="check cooling and power of this machine, and measure again",
 )
 def _throttled_gpu(evidence: SlowEvidence) -> Shown | None:
-    told = None if evidence.gpus is None else throttled(evidence.gpus)
-    return None if told is None else Shown(told)
+    throttling = None if evidence.gpus is None else throttled(evidence.gpus)
+    return None if throttling is None else Shown(throttling)
 
 
 @_cause(
@@ -145,7 +145,7 @@ def _shares_of_a_core(uses: Sequence[WorkerUse]) -> tuple[list[float], list[floa
         used.append((now.cpu_s - then.cpu_s) / seconds)
         known = then.waited_s is not None and now.waited_s is not None
         took = (now.waited_s or 0.0) - (then.waited_s or 0.0) if known else 0.0
-        waited.append(min(1.0, max(0.0, took / seconds)))  # a thread that ends takes its time with it
+        waited.append(min(1.0, max(0.0, took / seconds)))  # negative if a thread ended: its time is lost
     return used, waited
 
 
@@ -167,11 +167,12 @@ def _slow_client(evidence: SlowEvidence) -> Shown | None:
             f"requests were sent {milliseconds(late)} after they were due; TTFT p50 is {milliseconds(ttft.value)}"
         )
     if _slow_handoff(evidence) is not None:
-        return None  # KV that fills the network holds up the answers on it
+        return None  # a KV transfer that saturates the network delays answers too
     shown = _part("TTFT", ttft, STREAM)
     if ttft is not None and shown is not None:
         ends = [split.end_late_ms for split in evidence.splits if split.end_late_ms is not None]
-        # Where only the first content is late, the frontend or the worker held it back: it may have had no text.
+        # If only the first content is late, the frontend or the worker held it back, for example because the first
+        # token has no text.
         if ends and median(ends) >= max(_LEAST_MS, _LATE_END * ttft.stages[STREAM]):
             return Shown(
                 f"{shown.evidence}, and answers end {milliseconds(median(ends))} after their last chunk was sent"
@@ -181,7 +182,7 @@ def _slow_client(evidence: SlowEvidence) -> Shown | None:
 
 @_cause(
     name="head of line",
-    bound="products",
+    bound="compute",
     needs="when each prompt was computed on a worker, and its length",
     threshold=f"of the slowest {_TAIL_SHARE:.0%} of the requests with short prompts (at most 1/{_LONG_PROMPT:g} of the "
     f"longest; at least {_TAIL_LEAST} requests), half waited at least {_OVERLAP:.0%} of queue and prefill while the "
@@ -198,7 +199,7 @@ def _head_of_line(evidence: SlowEvidence) -> Shown | None:
     slow = [split for split in evidence.splits if 0 < _LONG_PROMPT * _computed_tokens(split) <= longest]
     slow.sort(key=lambda split: -(split.record.time_to_first_token or 0.0))
     slow = slow[: max(_TAIL_LEAST, round(_TAIL_SHARE * len(slow)))]
-    behind: list[tuple[int, int, float]] = []  # own tokens, tokens of the long one, ms of waiting beside it
+    behind: list[tuple[int, int, float]] = []  # own tokens, tokens of the long prompt, ms of waiting for it
     for split in slow:
         if (found := _waited_for(split, spans)) is not None:
             behind.append(found)
@@ -221,7 +222,10 @@ def _computed_tokens(split: RequestSplit) -> int:
 def _waited_for(
     split: RequestSplit, spans: Sequence[tuple[StageRow, tuple[float, float]]]
 ) -> tuple[int, int, float] | None:
-    """The longest prompt beside which a request waited for most of its queue and prefill, if it is much longer."""
+    """The longest prompt that was computed during most of a request's queue and prefill, if it is much longer.
+
+    Returns the request's computed tokens, those of the long prompt, and the ms that the request waited for it.
+    """
     own = next((row for row in split.rows if row.prefill_span_ns is not None), None)
     if own is None or own.prefill_span_ns is None or own.submitted_s is None or own.computed_tokens is None:
         return None
@@ -252,12 +256,12 @@ def _queue(evidence: SlowEvidence) -> Shown | None:
 
 @_cause(
     name="slow handoff",
-    bound="wire",
+    bound="network",
     needs="the handoff stage of a prefill and a decode worker",
     threshold=f"half of the reads of KV took {_STANDS_OUT:.0%} of TTFT p50 or of the time after the first token; or, "
     f"where reads are not timed, handoff is {_OVERLAP:.0%} of TTFT p50 or more; and at least {_LEAST_MS:g} ms and two "
     "decode steps",
-    sentence="the KV takes long from the prefill worker to the decode worker",
+    sentence="moving KV from the prefill worker to the decode worker takes long",
     advice="check the transport that trtx doctor names, and place the workers on GPUs with NVLink",
 )
 def _slow_handoff(evidence: SlowEvidence) -> Shown | None:

@@ -14,9 +14,9 @@ from typing import Literal
 
 from trtx.bench.cores import CpuUse
 from trtx.bench.handoffs import HandoffsByPair
+from trtx.bench.phases import NoSteadyPart, Phases, phases_of, sent_in
 from trtx.bench.readings import GpuReading, WorkerCounts
 from trtx.bench.records import RequestRecord, TrialRecords
-from trtx.bench.windows import NoSteadyPart, Phases, phases_of, sent_in
 
 # The warning of aiperf 0.13.0's EventLoopMonitor, which measures every 250 ms and logs delays above 25 ms.
 _EVENT_LOOP = re.compile(r"Event loop for (\S+) is taking too long to run\. Overhead: ([\d,.]+)ms")
@@ -41,7 +41,7 @@ class Evidence:
     input_length: AskedLength | None = None  # None: the load requests none (a dataset, for example)
     output_length: AskedLength | None = None  # None: the model may stop by itself
     has_images: bool = False  # usage counts image tokens together with text tokens
-    asks_formats: bool = False  # whether requests may ask for a form of their answer, or offer tools
+    asks_formats: bool = False  # requests may ask for structured output or offer tools
     percentiles: tuple[int, ...] = (50,)  # percentiles on which a conclusion rests
     prompts: Literal["unique", "shared"] | None = None  # whether prompts, or their prefixes, repeat
     restarted: tuple[str, ...] | None = None  # processes restarted during the measurement

@@ -141,8 +141,8 @@ def comparable_values(
     error_rate = sample.whole.value(MetricColumn(request_error_rate, None))
     if error_rate is None or error_rate > max_error_rate:
         # The metrics cover only the requests that succeeded: the easy ones, under less load.
-        told = "–" if error_rate is None else f"{error_rate:.3g}"
-        return UnjudgedValue(Verdict.FAILED, f"{told} % of the requests failed; expected at most {max_error_rate:g} %")
+        found = "–" if error_rate is None else f"{error_rate:.3g}"
+        return UnjudgedValue(Verdict.FAILED, f"{found} % of the requests failed; expected at most {max_error_rate:g} %")
     if why := sample.lacks_device(metric):
         return UnjudgedValue(Verdict.FAILED, why)
     if why := sample.lacks_readings(metric):
@@ -190,8 +190,8 @@ def measured_ratio(
         )
         return UnjudgedValue(Verdict.NO_VERDICT, f"one side is per {over}, so they can't be compared")
     if design == "paired" and len(of_candidate) != len(of_baseline):
-        told = f"{len(of_baseline)} rounds of the baseline and {len(of_candidate)} of the candidate"
-        return UnjudgedValue(Verdict.NO_VERDICT, f"{told} don't form pairs; expected equal numbers")
+        found = f"{len(of_baseline)} rounds of the baseline and {len(of_candidate)} of the candidate"
+        return UnjudgedValue(Verdict.NO_VERDICT, f"{found} don't form pairs; expected equal numbers")
     interval = (paired_ratio_interval if design == "paired" else ratio_interval)(of_candidate, of_baseline, confidence)
     return interval or UnjudgedValue(
         Verdict.NO_VERDICT,

@@ -14,8 +14,8 @@ from trtx.bench.judge.judgement import CheckResult, doubts, why_not_judged
 from trtx.bench.judge.sample import CellSample
 from trtx.bench.judge.slo import Bound, Objective, judge_bound
 from trtx.bench.metrics import benchmark_duration
+from trtx.bench.phases import Span, requests_in
 from trtx.bench.records import RequestRecord
-from trtx.bench.windows import Span, requests_in
 from trtx.errors import UsageError
 
 Bounds = Mapping[Spread, Bound]

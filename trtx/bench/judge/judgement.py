@@ -15,7 +15,7 @@ from trtx.bench.judge.sample import CellSample
 from trtx.errors import GateError, NoVerdictError, TrtxError
 from trtx.stats.intervals import Interval
 
-_TOLD = 3  # maximum number of reasons in one sentence; the report has all
+_MOST_REASONS = 3  # maximum number of reasons in one sentence; the report has all
 _NAMED = 6  # maximum number of cells named per reason
 
 
@@ -108,12 +108,12 @@ def outcome(judgements: Sequence[CheckResult]) -> TrtxError | None:
     groups: dict[tuple[Verdict, str], list[CheckResult]] = {}  # judgements that did not pass, grouped by reason
     for one in found:
         groups.setdefault((one.verdict, one.reason), []).append(one)
-    shown = [*groups.items()][:_TOLD]
-    told = "; ".join(f"{_names(alike)} {verdict.value}: {reason}" for (verdict, reason), alike in shown)
+    shown = [*groups.items()][:_MOST_REASONS]
+    reasons = "; ".join(f"{_names(alike)} {verdict.value}: {reason}" for (verdict, reason), alike in shown)
     left = len(found) - sum(len(alike) for _, alike in shown)
     error = GateError if found[0].verdict in _BAD else NoVerdictError
     more = f"; and {left} more" if left else ""
-    return error(f"{len(found)} of {len(judgements)} checks did not pass: {told}{more}")
+    return error(f"{len(found)} of {len(judgements)} checks did not pass: {reasons}{more}")
 
 
 def _names(alike: Sequence[CheckResult]) -> str:

@@ -19,7 +19,7 @@ from trtx.bench.judge.checks import (
 from trtx.bench.judge.evidence import AskedLength, Evidence
 from trtx.bench.judge.steadiness import Steadiness, SteadinessResult, judge_trend, judge_warm_up, warm_up_needed
 from trtx.bench.named_models import other_models
-from trtx.bench.windows import NoSteadyPart
+from trtx.bench.phases import NoSteadyPart
 from trtx.stats.percentiles import samples_needed
 
 _WRONG_SHARE = 0.10  # of lengths and prefix hits: beyond it, the measured load is not the requested one

@@ -25,7 +25,7 @@ _UNEVEN_SHARE, _UNEVEN_CHANCE = 0.20, 0.01
 _FOREIGN_PERCENT = 5.0
 # Share of core time, equal to the limit for a GPU. If all cores are busy, the run lacks the time that others use.
 _FOREIGN_CPU = 0.05
-_TOLD_USER = 0.10  # name a process if it used at least this share of the foreign time; others may be invisible
+_NAMED_SHARE = 0.10  # minimum share of the foreign time for which a process is named; others may be invisible
 _LOST_HANDOFFS = 0.05
 # NVML clock reasons that neither a setting nor the load explains: heat, and a power supply that demands less. According
 # to NVML's documentation, SwPowerCap means that "the clocks have been optimized to not exceed the currently set power
@@ -84,13 +84,13 @@ def _restarts(evidence: Evidence) -> Found | NotObserved | None:
 def _uneven_workers(evidence: Evidence) -> Found | NotObserved | None:
     if evidence.requests_by_worker is None:
         return NotObserved("requests were not counted by worker")
-    told = [sentence for counts in evidence.requests_by_worker.values() if (sentence := _uneven(counts))]
-    if not told:
+    uneven = [sentence for counts in evidence.requests_by_worker.values() if (sentence := _uneven(counts))]
+    if not uneven:
         return None
     # The router may prefer workers that cache a prefix, and prompts may share one, so uneven counts may be intended.
     if evidence.prompts != "unique" and evidence.routes_by_prefix is not False:
-        return NotObserved(f"{told[0]}, which a router may intend if prompts share prefixes")
-    return Found(ValidityLevel.SUSPECT, told[0])
+        return NotObserved(f"{uneven[0]}, which a router may intend if prompts share prefixes")
+    return Found(ValidityLevel.SUSPECT, uneven[0])
 
 
 def _uneven(counts: Mapping[str, int]) -> str | None:
@@ -202,7 +202,7 @@ def _foreign_cpu(evidence: Evidence) -> Found | NotObserved | None:
     if cpu.foreign_share >= _FOREIGN_CPU:
         machine = "" if cpu.scope == "run" else " of the client's machine"
         who, seconds = max(cpu.by_user.items(), key=lambda entry: entry[1], default=("", 0.0))
-        most = f", most of it by {who}" if seconds >= _TOLD_USER * cpu.foreign_s else ""
+        most = f", most of it by {who}" if seconds >= _NAMED_SHARE * cpu.foreign_s else ""
         had = f"{percent(cpu.foreign_share)} of the time of {counted(cpu.cores, 'core')}{machine}"
         return Found(ValidityLevel.SUSPECT, f"processes outside the run used {had}{most}")
     return NotObserved("only the client's machine was checked, not the deployment's") if cpu.scope == "client" else None
@@ -222,6 +222,6 @@ def _by_gpu(gpus: Sequence[GpuReading]) -> dict[str, list[GpuReading]]:
 def _clock(slowed: Sequence[GpuReading]) -> str:
     """The lowest clock and the highest temperature of these readings."""
     clocks = [(one.sm_clock_mhz, one.max_sm_clock_mhz) for one in slowed if one.sm_clock_mhz and one.max_sm_clock_mhz]
-    told = " at {} of {} MHz".format(*min(clocks)) if clocks else ""
+    text = " at {} of {} MHz".format(*min(clocks)) if clocks else ""
     heat = [one.temperature_c for one in slowed if one.temperature_c is not None]
-    return told + (f", {max(heat)} °C" if heat else "")
+    return text + (f", {max(heat)} °C" if heat else "")

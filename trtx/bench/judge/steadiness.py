@@ -14,8 +14,8 @@ from enum import Enum
 from itertools import pairwise
 from statistics import fmean, variance
 
+from trtx.bench.phases import NoSteadyPart, Phases, sent_in
 from trtx.bench.records import RequestRecord
-from trtx.bench.windows import NoSteadyPart, Phases, sent_in
 
 Records = Sequence[RequestRecord]
 
@@ -30,7 +30,7 @@ _ERRORS = 3.87
 class Steadiness(Enum):
     STEADY = "steady"
     NOT_STEADY = "not steady"
-    UNKNOWN = "can't be told"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def judge_trend(steady: Records) -> SteadinessResult:
 
 def _judge(before: Records, after: Records, when_after: str, when_before: str) -> SteadinessResult:
     streamed = any(record.time_to_first_token is not None for record in (*before, *after))
-    apart, open_, told = [], [], []
+    apart, open_, steady_ = [], [], []
     for level in _STREAMED if streamed else _WHOLE:
         sides = [[value for record in side if (value := level.of(record)) is not None] for side in (before, after)]
         if level.title == "ITL" and not any(sides):
@@ -131,14 +131,14 @@ def _judge(before: Records, after: Records, when_after: str, when_before: str) -
         if ratio.high < same[0] or ratio.low > same[1]:
             apart.append(sentence)
         elif same[0] <= ratio.low and ratio.high <= same[1]:
-            told.append(sentence)
+            steady_.append(sentence)
         else:
             open_.append(sentence)
     if apart:
         return SteadinessResult(Steadiness.NOT_STEADY, "; ".join(apart))
     if open_:
         return SteadinessResult(Steadiness.UNKNOWN, "; ".join(open_))
-    return SteadinessResult(Steadiness.STEADY, "; ".join(told))
+    return SteadinessResult(Steadiness.STEADY, "; ".join(steady_))
 
 
 def _in_order(records: Records) -> list[RequestRecord]:

@@ -30,16 +30,32 @@ def _set_size(side: Subject, path: str) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
+def _expert_gpus(side: Subject) -> int:
+    """Returns the number of GPUs that share the experts of a layer.
+
+    As ``moe_world_size`` of ``MappingBase`` in TensorRT-LLM's mapping.py (commit b35ac1b64368): those of tensor
+    parallelism, and with context parallelism of another type than ULYSSES those of both.
+    """
+    tp, context = _set_size(side, _TP) or 1, _set_size(side, "context_parallel_size") or 1
+    return tp if (side.get("cp_config.cp_type") or "ULYSSES") == "ULYSSES" else tp * context
+
+
 def _experts_fill_tp(side: Subject) -> Iterator[Breach]:
-    names = [name for name in (_MOE_TP, _EP, "moe_cluster_parallel_size") if _set_size(side, name) is not None]
-    tp = _set_size(side, _TP) or 1
-    product = prod(_set_size(side, name) or 1 for name in names)
-    chosen = {_MOE_TP, _EP} <= set(names)
-    if names and (product != tp if chosen else tp % product):
-        sizes = " × ".join(side.says(name) for name in names)
-        fix = side.set(_MOE_TP, tp // product) if _MOE_TP in names and tp % product == 0 else side.set(_TP, product)
-        relation = f"{product} is not" if chosen else f"{product} does not divide"
-        yield Breach(names[-1], f"{sizes} = {relation} {side.says(_TP)}", fix)
+    names = (_MOE_TP, _EP, "moe_cluster_parallel_size")
+    sizes = {name: size for name in names if (size := _set_size(side, name)) is not None}
+    gpus, product = _expert_gpus(side), prod(sizes.values())
+    chosen = {_MOE_TP, _EP} <= sizes.keys()
+    if not sizes or not (product != gpus if chosen else gpus % product):
+        return
+    last, is_tp_alone = list(sizes)[-1], gpus == (_set_size(side, _TP) or 1)
+    others = product // sizes.get(_MOE_TP, 1)
+    if chosen and gpus % others == 0:
+        fix = side.set(_MOE_TP, gpus // others)
+    else:
+        fix = side.set(_TP, product) if is_tp_alone else side.set(last, None)
+    relation = f"{product} is not" if chosen else f"{product} does not divide"
+    whole = side.says(_TP) if is_tp_alone else f"{side.says(_TP)} × {side.says('context_parallel_size')}"
+    yield Breach(last, f"{' × '.join(side.says(name) for name in sizes)} = {relation} {whole}", fix)
 
 
 def _slots_divide(side: Subject) -> Iterator[Breach]:
@@ -114,8 +130,8 @@ PARALLEL_RULES = (
         id="experts-fill-tp",
         roles=LLM_ROLES,
         severity="error",
-        reason="moe_tp × moe_ep (× cluster) must be tp: experts are split over the same ranks as attention",
-        evidence="aiconfigurator; TensorRT-LLM's own check",
+        reason="moe_tp × moe_ep (× cluster) must be tp (× cp with HELIX): attention and experts have the same GPUs",
+        evidence="aiconfigurator; Mapping in TensorRT-LLM's mapping.py",
         check=_experts_fill_tp,
     ),
     RoleRule(

@@ -18,6 +18,7 @@ from typing import Any
 
 from trtx.errors import TrtxError, UsageError
 from trtx.evals.messages import Endpoint, EvalFailed, EvalJob, TasksLoaded, TopologyScored, Up, from_line, to_line
+from trtx.garbage import nothing_of_it_is_garbage
 from trtx.text import torch_hidden
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -49,9 +50,10 @@ def _serve(tell: Callable[[Up], None]) -> None:
     job = from_line(sys.stdin.readline())
     assert isinstance(job, EvalJob)
     try:
-        from trtx.evals.session.asking import TopologyTasks
-        from trtx.evals.session.loading import load_tasks
-        from trtx.evals.session.model import ServedModel
+        with nothing_of_it_is_garbage():
+            from trtx.evals.session.asking import TopologyTasks
+            from trtx.evals.session.loading import load_tasks
+            from trtx.evals.session.model import ServedModel
     except ModuleNotFoundError as error:
         raise UsageError(
             f"trtx eval needs the package {error.name}, which is not installed; install it with pip install "

@@ -144,10 +144,10 @@ def of_scored_run(run_dir: Path) -> Baseline:
     if not (scores := scores_of_run(run_dir)):
         raise UsageError(f"{run_dir} has no scores; resume it with trtx eval --resume")
     documents = refuse_changed_documents(run_dir)
-    told = LOCK.read(run_dir, AskedOf).provenance
+    provenance = LOCK.read(run_dir, AskedOf).provenance
     judged = VERDICT.find(run_dir, RunVerdict)
     name, verdict = name_of(run_dir), None if judged is None else judged.verdict
-    started_at = told.environment.started_at
+    started_at = provenance.environment.started_at
     return Baseline(
         name, name, started_at, verdict, conditions_of_run(run_dir), None, None, (), scores,
         _unchecked({}, documents), unscored=_unscored(LOCK.read(run_dir, AskedScores).topologies, scores),
@@ -156,8 +156,8 @@ def of_scored_run(run_dir: Path) -> Baseline:
 
 def _unchecked(kept: Mapping[str, Kept], documents: KeptDocuments) -> str | None:
     """A clause that names the run's cells and files that can't be checked for changes, and why; None if all can."""
-    told = (why_unchecked(kept), None if documents.unchecked is None else f"other files: {documents.unchecked}")
-    return "; ".join(filter(None, told)) or None
+    reasons = (why_unchecked(kept), None if documents.unchecked is None else f"other files: {documents.unchecked}")
+    return "; ".join(filter(None, reasons)) or None
 
 
 def _unscored(asked: Sequence[str], scores: Sequence[TopologyValues]) -> tuple[str, ...]:
@@ -169,8 +169,8 @@ def conditions_of_run(run_dir: Path) -> Conditions:
     """The conditions of a run of ``trtx bench``, which stores them, or of ``trtx eval``. Raises UsageError."""
     if not is_evaluation(run_dir):
         return CONDITIONS.read(run_dir, Conditions)
-    told, planned = LOCK.read(run_dir, AskedOf).provenance, PLAN.find(run_dir, PlanDocument)
-    return conditions_of_scores(read_evaluation(run_dir), {} if planned is None else planned.topologies, told)
+    provenance, planned = LOCK.read(run_dir, AskedOf).provenance, PLAN.find(run_dir, PlanDocument)
+    return conditions_of_scores(read_evaluation(run_dir), {} if planned is None else planned.topologies, provenance)
 
 
 def records_unchecked(*compared: Baseline) -> tuple[str, ...]:

@@ -253,18 +253,18 @@ def _is_deterministic(plan: Plan) -> bool:
     return any(_DETERMINISTIC in process.argv for process in plan.processes)
 
 
-def _attached(told: Deployment | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    if told is None:
+def _attached(deployment: Deployment | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    if deployment is None:
         return {"gpus": None}, {}
-    gpus = None if told.gpu_names is None else sorted(set(told.gpu_names))
+    gpus = None if deployment.gpu_names is None else sorted(set(deployment.gpu_names))
     return {"gpus": gpus}, {
-        "server": told.server,
-        "server_version": told.server_version,
-        "engine": told.engine,
-        "versions": told.versions,
-        "workers": told.workers,
-        "gpu_count": told.gpu_count,
-        "deterministic": told.deterministic,
+        "server": deployment.server,
+        "server_version": deployment.server_version,
+        "engine": deployment.engine,
+        "versions": deployment.versions,
+        "workers": deployment.workers,
+        "gpu_count": deployment.gpu_count,
+        "deterministic": deployment.deterministic,
     }
 
 

@@ -38,7 +38,7 @@ from trtx.runs.forms import (
     Comparison,
     MeasuredStart,
     RunVerdict,
-    told,
+    condition_text,
 )
 from trtx.stats.intervals import CONFIDENCE, per_interval
 
@@ -61,8 +61,8 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
     gate = _gate_of(a, b, *(spec.gate for spec in specs.values()))
     for path, spec in zip((a, b), specs.values(), strict=True):
         if len(spec.topologies) != 1:
-            told = ", ".join(spec.labels) or "none, because it attaches"
-            raise UsageError(f"{shown(path)} has the topologies {told}; expected exactly one")
+            labels = ", ".join(spec.labels) or "none, because it attaches"
+            raise UsageError(f"{shown(path)} has the topologies {labels}; expected exactly one")
     loads = [spec.load.model_dump(mode="json") for spec in specs.values()]
     if differing := [name for name in loads[0] if loads[0][name] != loads[1][name] and name != "trials"]:
         name = differing[0]
@@ -93,7 +93,7 @@ def ab_spec(a: Path, b: Path, rounds: int, gate: dict[str, Any]) -> ExperimentSp
                 for label, spec in specs.items()
             },
             "order": "abba",
-            "load": {**_said(specs[a.stem]), "trials": rounds},
+            "load": {**_as_given(specs[a.stem]), "trials": rounds},
             "gate": gate,
             **({} if price is None else {"gpu_hour_price": price}),
             **({} if first is None else {"eval": first.model_dump(mode="json", exclude_unset=True)}),
@@ -116,7 +116,7 @@ def _gate_of(a: Path, b: Path, first: GateSpec, second: GateSpec) -> dict[str, A
     gates = [gate.model_dump(mode="json", exclude_unset=True) for gate in (first, second)]
     for name in dict.fromkeys((*gates[0], *gates[1])):
         if gates[0].get(name) != gates[1].get(name):
-            has, lacks = (told(gate[name]) if name in gate else "not there" for gate in gates)
+            has, lacks = (condition_text(gate[name]) if name in gate else "not there" for gate in gates)
             raise UsageError(
                 f"gate.{name} is {has} in {shown(a)} and {lacks} in {shown(b)}; use the same gate in "
                 "both, or in neither"
@@ -127,7 +127,7 @@ def _gate_of(a: Path, b: Path, first: GateSpec, second: GateSpec) -> dict[str, A
 _OF_ANOTHER_RUN = ("baseline", "max_regression", "allow_different", "baseline_dir", "save_baseline")
 
 
-def _said(spec: ExperimentSpec) -> dict[str, Any]:
+def _as_given(spec: ExperimentSpec) -> dict[str, Any]:
     return spec.load.model_dump(mode="json", exclude_unset=True)
 
 

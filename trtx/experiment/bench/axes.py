@@ -19,7 +19,8 @@ from trtx.errors import UsageError
 
 MAX_TOPOLOGIES = 1_000  # every topology is validated before cells are counted
 _SET = "overrides."  # prefix of an axis over an engine-config field
-_OWN_MODE = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # topology field → the only mode that has it
+_COUNTS = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}
+OWN_MODE = {**_COUNTS, "conditional_disagg": "disagg"}  # topology field → the only mode that has it
 _ENCODERS = {"encode": "e", "encode_shared": "s"}  # topology field of either mode → its letter in a label
 _NO_AXIS = {
     "mode": "the modes are listed in modes",
@@ -27,8 +28,8 @@ _NO_AXIS = {
     "engine_configs": "recipe names the configs of every role",
     "port": "each topology takes a free one",
     "host": "it changes nothing that is measured",
-    "tls_cert": "it belongs to the machine, and tls_key to it",
-    "tls_key": "it belongs to tls_cert",
+    "tls_cert": "it belongs to the machine, and changes nothing that is compared",
+    "tls_key": "it belongs to the machine, and changes nothing that is compared",
     "chat_template": "metrics of different prompts can't be compared; run each template separately",
     "model": "metrics of two models can't be compared; run each model separately",
     "served_model_name": "it changes nothing that is measured",
@@ -64,7 +65,7 @@ def expand(modes: Sequence[Mode], base: TopologySpec, axes: Mapping[str, Sequenc
     """All modes with all combinations of the axes that apply to them. Raises ValueError that names an invalid value."""
     found: dict[str, NamedTopology] = {}
     for mode in modes:
-        own = {name: values for name, values in axes.items() if _OWN_MODE.get(name, mode) == mode}
+        own = {name: values for name, values in axes.items() if OWN_MODE.get(name, mode) == mode}
         if (count := math.prod(map(len, own.values()))) > MAX_TOPOLOGIES:
             raise ValueError(
                 f"axes make {count} topologies of mode {mode}; expected at most {MAX_TOPOLOGIES}, so remove some values"
@@ -76,7 +77,7 @@ def expand(modes: Sequence[Mode], base: TopologySpec, axes: Mapping[str, Sequenc
                 raise ValueError(f"axes make two topologies that are both called {label}; use values that differ more")
             found[label] = NamedTopology(label, _with(mode, base, chosen))
     for name in axes:
-        if (mode_of := _OWN_MODE.get(name)) and mode_of not in modes:
+        if (mode_of := OWN_MODE.get(name)) and mode_of not in modes:
             raise ValueError(f"axes.{name} belongs to mode {mode_of}, and modes are {', '.join(modes)}; leave it out")
     return tuple(found.values())
 
@@ -183,7 +184,7 @@ def _parts(mode: Mode, base: TopologySpec, chosen: Mapping[str, Any]) -> Iterato
     if mode == "disagg" and chosen.keys() & {"prefill", "decode", *_ENCODERS}:
         yield f"{encoders}{chosen.get('prefill', base.prefill)}p{chosen.get('decode', base.decode)}d"
     for name, value in chosen.items():
-        if name in _OWN_MODE or name in _ENCODERS:
+        if name in _COUNTS or name in _ENCODERS:
             continue
         label = Path(value).stem if name == "recipe" else str(value)
         if not isinstance(value, str):

@@ -17,7 +17,7 @@ from trtx.topology import Plan
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One load on one topology. Trials with equal ``Work`` are assumed to take the same time per request."""
+    """The conditions of a trial's duration: trials with equal ``Work`` are assumed to take equal times per request."""
 
     served: str  # engine and model, or the address of an attached deployment
     topology: str  # label
@@ -33,7 +33,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class TrialDuration:
     """Duration of one trial of an earlier run. If the trial was repeated with a longer warm-up, both attempts count."""
 
     work: Work
@@ -46,12 +46,12 @@ class History:
     """Durations from earlier runs."""
 
     runs: int  # number of readable runs
-    trials: tuple[Took, ...] = ()
+    trials: tuple[TrialDuration, ...] = ()
     starts: tuple[tuple[tuple[str, str], float], ...] = ()  # topology (served, label) and seconds until ready
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class PlannedCell:
     """One cell of a planned sweep."""
 
     name: str
@@ -90,7 +90,7 @@ def _about(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def estimate(ahead: Sequence[Ahead], history: History) -> Estimate:
+def estimate(ahead: Sequence[PlannedCell], history: History) -> Estimate:
     """Estimates a sweep: the cells' requests times the median time per request, plus the topologies' start times. Pure.
 
     The medians are those of earlier trials with equal ``Work``, assumed to be from the same machine. They include a
@@ -114,11 +114,11 @@ def estimate(ahead: Sequence[Ahead], history: History) -> Estimate:
     return Estimate(seconds if len(unknown) < len(ahead) else None, len(ahead), tuple(unknown), history.runs)
 
 
-def cells_ahead(spec: ExperimentSpec, plans: Iterable[tuple[str, Plan | None]]) -> tuple[Ahead, ...]:
+def cells_ahead(spec: ExperimentSpec, plans: Iterable[tuple[str, Plan | None]]) -> tuple[PlannedCell, ...]:
     """The cells of a sweep on its topologies, given as pairs of label and plan (None: attached)."""
     url = None if spec.attach is None else spec.attach.url
     return tuple(
-        Ahead(
+        PlannedCell(
             cell_name(label, load),
             _work(_served(plan, url), label, load, spec.load.description),
             load.request_count + load.warmup_request_count,
@@ -133,7 +133,7 @@ def cells_ahead(spec: ExperimentSpec, plans: Iterable[tuple[str, Plan | None]]) 
 def read_history(parent: Path) -> History:
     """The history of all runs in ``parent``. Unreadable runs, e.g. of an older version, are skipped."""
     runs = 0
-    trials: list[Took] = []
+    trials: list[TrialDuration] = []
     starts: list[tuple[tuple[str, str], float]] = []
     for lock in sorted(parent.glob(f"*/{LOCK.file}")):
         try:
@@ -174,7 +174,7 @@ def _of_run(run_dir: Path) -> History:
             label, load = loads[cell]
             work = _work(served[label], label, load, asked.load.prompts)
             requests = load.request_count + load.warmup_request_count
-            trials.append(Took(work, end - began[cell, trial], requests))
+            trials.append(TrialDuration(work, end - began[cell, trial], requests))
     return History(1, tuple(trials), tuple(starts))
 
 

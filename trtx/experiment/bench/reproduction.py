@@ -159,7 +159,7 @@ def _refuse_another(locked: Locked, label: str, then: MeasuredMode, here: Measur
     compared = (
         ("engine", then.engine, here.engine, "install what it needs"),
         ("number of GPUs", *map(str, gpus), "run it where there are as many, or hide some with CUDA_VISIBLE_DEVICES"),
-        ("model", then.model, here.model, "put the model where the lock names it"),
+        ("model", then.model, here.model, "put the model where the run manifest names it"),
     )
     source = shown(str(locked.path))
     for what, before, now, way_out in compared:

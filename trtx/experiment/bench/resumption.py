@@ -94,9 +94,11 @@ class Recorded(Generic[Spec]):
 
 def read_recorded(run_dir: Path, spec: Spec) -> Recorded[Spec]:
     """Reads ``plan.json`` and the manifest's provenance. Raises UsageError if the run ended before it wrote them."""
-    told = LOCK.read(run_dir, AskedOf).provenance
+    provenance = LOCK.read(run_dir, AskedOf).provenance
     planned = PLAN.read(run_dir, PlanDocument) if spec.topologies else PlanDocument({}, {})
-    return Recorded(run_dir, spec, planned.topologies, planned.checkpoints, told.environment, told.dataset_sha256)
+    return Recorded(
+        run_dir, spec, planned.topologies, planned.checkpoints, provenance.environment, provenance.dataset_sha256
+    )
 
 
 def wait_for_the_end(recorded: Recorded[Any]) -> None:
@@ -129,9 +131,9 @@ def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[ScheduledStart, .
 def changed_files(recorded: Recorded[ExperimentSpec]) -> tuple[str, ...]:
     """Why completed trials are measured again: one sentence for each changed file."""
     return tuple(
-        told
+        sentence
         for label in recorded.spec.labels
-        for told in changed_in(recorded.run_dir, recorded.target(label), recorded.spec.load)
+        for sentence in changed_in(recorded.run_dir, recorded.target(label), recorded.spec.load)
     )
 
 

@@ -37,7 +37,7 @@ from trtx.experiment.provenance import provenance_of
 from trtx.experiment.scoring import SESSION_LOG, common_tokenizer, endpoint_of, is_scored, open_session, wait_loaded
 from trtx.experiment.server_readings import open_attached, open_topology
 from trtx.experiment.targets import attached_target, common_context_length, target_of
-from trtx.experiment.worker_rows import WorkerRowFiles
+from trtx.experiment.worker_rows import WorkerRowFiles, row_files_of
 from trtx.launch import Guardian, catch_signals, check_usual_client
 from trtx.report import render
 from trtx.topology import Plan
@@ -93,9 +93,9 @@ def run(spec: ExperimentSpec, *, parent: Path, argv: Sequence[str], listener: Ru
         state = _Sweep(opened, schedule(spec), target)
         _plan(state)
         opened.write_plans()
-        told = provenance_of(spec, opened.environment, opened.plans, target)
-        gate.prepare(opened.run_dir, spec, opened.plans, told)
-        with opened.held(told), _session(state):
+        provenance = provenance_of(spec, opened.environment, opened.plans, target)
+        gate.prepare(opened.run_dir, spec, opened.plans, provenance)
+        with opened.held(provenance), _session(state):
             return _measure_missing(state)
 
 
@@ -225,8 +225,8 @@ def _measure(state: _Sweep, host: AiperfHost | None, step: ScheduledStart) -> No
             return tuple(restart.name for restart in served.restarts)
 
         target, check = target_of(step.label, served.plan, run.spec.gpu_hour_price), run.checking(served.check)
-        rows = WorkerRowFiles(served.plan)
-        _measure_target(state, host, step, target, check, open_topology(served.plan), restarts, rows.take)
+        with WorkerRowFiles(row_files_of(served.plan)) as rows:
+            _measure_target(state, host, step, target, check, open_topology(served.plan), restarts, rows.take)
 
 
 def _measure_target(

@@ -17,12 +17,11 @@ from trtx.config.strict_yaml import read_yaml
 from trtx.config.topology import in_topology, refuse_idle
 from trtx.config.wording import a_kind, quoted, shown
 from trtx.errors import UsageError
-from trtx.experiment.bench.axes import refuse_replaced
+from trtx.experiment.bench.axes import OWN_MODE, refuse_replaced
 from trtx.experiment.bench.spec import Attach, ExperimentSpec
 from trtx.experiment.gate_spec import GateSpec
 from trtx.experiment.scoring_spec import ScoringSpec, in_keys
 
-_COUNTED = {"workers": "agg", "prefill": "disagg", "decode": "disagg"}  # topology field -> the only mode that has it
 _ROLE_MODES = {"agg": "agg", "prefill": "disagg", "decode": "disagg"}
 _COUNTS_ENCODERS = ("encode", "encode_shared")
 _JOINED = ("overrides", "router_args")  # command-line values are appended to those of the file; the last one wins
@@ -113,7 +112,7 @@ def _refuse_unused(document: dict[str, Any], path: Path, *, narrowed: bool) -> N
     if narrowed or not isinstance(modes, list):
         return
     configs, sets = topology.get("engine_configs"), topology.get("overrides")
-    keys = [(f"topology.{name}", mode) for name, mode in _COUNTED.items() if name in topology]
+    keys = [(f"topology.{name}", mode) for name, mode in OWN_MODE.items() if name in topology]
     for role, mode in _ROLE_MODES.items():
         keys += [(f"topology.engine_configs.{role}", mode)] if isinstance(configs, dict) and role in configs else []
         keys += [
@@ -145,8 +144,8 @@ def _refuse_unencoded(document: dict[str, Any], path: Path | None) -> None:
     ]
     if keys:
         raise UsageError(
-            f"{_source(path)}{keys[0]} is for encode workers, and topology.encode counts none; leave it out, or say "
-            "encode: 1"
+            f"{_source(path)}{keys[0]} is for encode workers, but the topology has none; leave it out, or set "
+            "topology.encode to 1"
         )
 
 
@@ -170,8 +169,8 @@ def _source(path: Path | None) -> str:
 def _sentence(error: ValidationError, path: Path | None) -> str:
     first = error.errors()[0]
     if first["type"] != "extra_forbidden":
-        told = problem(error)
-        return f"{_source(path)}{in_keys(told) if first['loc'][:1] == ('eval',) else told}"
+        sentence = problem(error)
+        return f"{_source(path)}{in_keys(sentence) if first['loc'][:1] == ('eval',) else sentence}"
     field = ".".join(str(part) for part in first["loc"])
     places, section = _places(), field.rpartition(".")[0]
     near = get_close_matches(str(first["loc"][-1]), places, n=1)
@@ -183,7 +182,7 @@ def _sentence(error: ValidationError, path: Path | None) -> str:
 
 
 def _places() -> dict[str, list[str]]:
-    """Of each name of a field, its paths in a sweep file."""
+    """Returns the paths of each field name in a sweep file."""
     sections: dict[str, type[BaseModel]] = {
         "": ExperimentSpec,
         "topology.": TopologySpec,

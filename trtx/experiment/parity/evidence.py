@@ -151,7 +151,8 @@ def evidence_of(
         elif not cut:
             missing = f"no prompt had more than {most} tokens to compute"
     elif route == "speculating":
-        drafts, accepted = since("trtx_drafts_total"), _accepted(before, after)
+        drafts = _from_none("trtx_drafts_total", before, after)
+        accepted = _from_none("trtx_accepted_draft_tokens_total", before, after) or 0
         counts += [Count("drafts", drafts), Count("drafted tokens that were accepted", accepted)]
         if drafts is None:
             missing = "the workers do not count drafts"
@@ -160,10 +161,10 @@ def evidence_of(
     return RouteEvidence(tuple(counts), missing, corrupted=corrupted)
 
 
-def _accepted(before: Reading, after: Reading) -> int:
-    """The accepted drafted tokens. A worker that has drafted nothing yet has no sample of them."""
-    then, now = (one.total("trtx_accepted_draft_tokens_total") or 0 for one in (before, after))
-    return now - then
+def _from_none(family: str, before: Reading, after: Reading) -> int | None:
+    """The increase of a counter of drafts. A worker has no sample of it until its engine reports its first ones."""
+    now = after.total(family)
+    return None if now is None else now - (before.total(family) or 0)
 
 
 def evidence_of_attached(answers: Iterable[ParityAnswer]) -> RouteEvidence:

@@ -10,6 +10,7 @@ from pathlib import Path
 from trtx.bench import Target
 from trtx.bench.judge.judgement import CheckResult
 from trtx.bench.named_models import other_models
+from trtx.engine import MODEL_ENGINES
 from trtx.errors import UsageError
 from trtx.evals.parity import (
     PARITY,
@@ -61,8 +62,6 @@ from trtx.experiment.targets import attached_target
 from trtx.report.parity import KnownServer, render_parity
 from trtx.runs.forms import VERDICT, Deployment
 from trtx.topology import Plan
-
-_NO_ANSWERS = ("simulated", "paced")
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +176,7 @@ def _prepare(state: _Parity) -> None:
 
 
 def _check(spec: ParitySpec, plan: Plan) -> None:
-    if plan.engine in _NO_ANSWERS:
+    if plan.engine not in MODEL_ENGINES:
         raise UsageError(f"--engine {plan.engine} computes no real answers, so there is nothing to compare; use torch")
     check_lengths(spec, plan)
     if spec.fault is not None:

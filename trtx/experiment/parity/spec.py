@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from trtx.bench.documents import problem
 from trtx.checkpoint import read_model_config, resolve_checkpoint
 from trtx.config import TopologySpec
-from trtx.engine import KV_FAULT_VARIABLE, parse_kv_fault
+from trtx.engine import KV_FAULT_VARIABLE, MODEL_ENGINES, parse_kv_fault
 from trtx.errors import UsageError
 from trtx.evals.parity import RequestShape
 from trtx.evals.parity.gate import EPSILON
@@ -211,7 +211,7 @@ def dtype_of(plan: Plan) -> str | None:
 
     It is the configured one, else float32 for the torch engine without a GPU, else the checkpoint's.
     """
-    if plan.engine not in ("torch", "tensorrt-llm"):
+    if plan.engine not in MODEL_ENGINES:
         return None
     asked = str(plan.engine_configs["agg"].get("dtype") or "auto")
     if asked != "auto":

@@ -201,6 +201,7 @@ _HANDOFF = PanelRow(
             "Requests by what became of their KV",
             "reqps",
             (_rate("trtx_pair_handoffs_total", "name, prefill, outcome"), "{{prefill}} → {{name}} {{outcome}}"),
+            (_rate("trtx_local_prefills_total", "name"), "{{name}} local"),
         ),
         _panel(
             "Bytes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trtx.torch_engine.core.media import media_problem
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.messages import Logprob
 from trtx.torch_engine.step import ModelRunner

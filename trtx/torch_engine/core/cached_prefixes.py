@@ -84,6 +84,7 @@ class CachedPrefixes:
         missed = (len(prefix.names) - prefix.length) * count
         pool.counters.count(missed=missed, loaded=len(below))
         if self.tier is not None:
+            self.tier.admitted(needed)
             self.tier.counters.missed += missed
             self.tier.ask(group_name(name, group) for group in range(count) for name in prefix.names)
             if below:

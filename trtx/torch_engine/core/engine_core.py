@@ -22,7 +22,9 @@ from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, LogitsProcessors, load_processors
 from trtx.torch_engine.core.matcher import GrammarProblem
 from trtx.torch_engine.core.open_sequences import OpenSequences
-from trtx.torch_engine.core.scheduler import Scheduler, SchedulerLimits, Step
+from trtx.torch_engine.core.scheduled_step import Step
+from trtx.torch_engine.core.scheduler import Scheduler
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.drafted import Drafted
 from trtx.torch_engine.core.speculation.speculation import Speculation
@@ -170,7 +172,7 @@ class EngineCore:
         for sequence in step.admitted:
             sequence.stages.admit(began, self._device_wait_s)
         if self.tier is not None:
-            self.tier.start(before_reads=bool(step.reads))
+            self.tier.start(before_reads=bool(step.reads), prompt_tokens=step.num_context_tokens)
         for sequence in step.reads:
             self._open.begin_read(sequence)
         if step.short:

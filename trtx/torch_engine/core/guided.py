@@ -12,7 +12,7 @@ import numpy.typing as npt
 from trtx.torch_engine.core.grammar_errors import SHOWN_CHARACTERS
 from trtx.torch_engine.core.grammars import GrammarCounts, Grammars
 from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher, write_masks
-from trtx.torch_engine.core.scheduler import Step
+from trtx.torch_engine.core.scheduled_step import Step
 from trtx.torch_engine.core.sequence import Sequence, State
 
 if TYPE_CHECKING:

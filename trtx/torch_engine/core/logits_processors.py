@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trtx.torch_engine.core.scheduler import Step
+from trtx.torch_engine.core.scheduled_step import Step
 from trtx.torch_engine.core.sequence import Sequence, State
 from trtx.torch_engine.step import LogitsEdit
 

@@ -29,7 +29,7 @@ from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, load_batched, load_processors, unloadable
 from trtx.torch_engine.core.reports import ReportSender
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sleeping import Parking
 from trtx.torch_engine.core.speculation.create import create_speculation
 from trtx.torch_engine.embeddings.handle import EmbeddingGone, EmbeddingUnreachable

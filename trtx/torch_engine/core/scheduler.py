@@ -2,8 +2,9 @@
 
 A step's token budget goes first to decodes: every running sequence with one token left to compute. Then prompts in
 progress take chunks, in the order of their admission. Then waiting sequences are admitted, each with all blocks for its
-known tokens, so that only decoding ever needs more blocks. If a decode finds no free block, the sequence admitted last
-is preempted: it releases everything, waits at its old place in the queue, and recomputes its past.
+known tokens, so that only decoding ever needs more blocks. A long prompt at the head leaves up to half of this to short
+ones behind it (:mod:`.short_prompts`). If a decode finds no free block, the sequence admitted last is preempted: it
+releases everything, waits at its old place in the queue, and recomputes its past.
 
 A step may be scheduled while the previous one is in flight. A sequence that ends in between keeps its slot and blocks
 until no step in flight uses them, because no other sequence and no read from a peer may write where a step still does.
@@ -12,7 +13,6 @@ until no step in flight uses them, because no other sequence and no read from a 
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
 
 from trtx.config.torch_passes import MOST_SAMPLED_AFTER_DRAFTS
 from trtx.torch_engine.core.block_pool import BlockPool
@@ -21,78 +21,17 @@ from trtx.torch_engine.core.host_tier import HostTier
 from trtx.torch_engine.core.kv_cache_groups import LayerGroups
 from trtx.torch_engine.core.media import EmbeddingShortage, MediaStore
 from trtx.torch_engine.core.prefill_budget import PromptPace
+from trtx.torch_engine.core.scheduled_step import Step
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence, State
-from trtx.torch_engine.core.speculation.drafted import Drafted
+from trtx.torch_engine.core.short_prompts import LOOKED_AT, left_to_short, most_of_short
 from trtx.torch_engine.core.speculation.speculation import Speculation
-from trtx.torch_engine.step import Batch
 
 WATERMARK = 0.01
 """Share of the pool that admission keeps free, so that running sequences can grow; vLLM uses the same value.
 
 Without it, a full pool admits a prompt that the next decode preempts at once.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """At most ``max_batch_size`` sequences hold a slot; a step computes at most ``max_num_tokens`` tokens."""
-
-    max_batch_size: int
-    max_num_tokens: int
-    enable_chunked_prefill: bool = True
-    by_priority: bool = False  # waiting_queue_policy: priority
-    # Cap on the prompt tokens of a step that also has decodes: it bounds what a stream of long prompts adds to the
-    # inter-token latency. None: prompts get the whole remaining budget. Without chunked prefill, the prompt that
-    # reaches a cap is still computed whole.
-    max_prompt_tokens_beside_decodes: int | None = None
-    # A dynamic cap instead of a fixed one: it follows the arrival rate and works off waiting prompts in about this many
-    # steps (:class:`PromptPace`). None: no dynamic cap.
-    paced_steps: int | None = None
-
-
-@dataclass(slots=True)
-class Step:
-    """One step's work; each sequence appears at most once.
-
-    ``decodes`` compute one token and sample; they come first. ``drafted`` generate too, and verify drafted tokens.
-    """
-
-    decodes: list[Sequence] = field(default_factory=list)
-    drafted: list[tuple[Sequence, Drafted]] = field(default_factory=list)
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, token count)
-    reads: list[Sequence] = field(default_factory=list)  # admitted, and a peer has their KV
-    num_loads: int = 0  # admitted, and host memory has their KV
-    admitted: list[Sequence] = field(default_factory=list)
-    num_generating: int = 0  # leading decodes that generate; the rest are prompts with all but the last token cached
-    num_context_tokens: int = 0
-    sequences: list[Sequence] = field(default_factory=list)  # decodes, then the sequences of drafts and of chunks
-    ends: list[int] = field(default_factory=list)  # for each sequence: positions written after the step
-    short: list[tuple[Sequence, EmbeddingShortage]] = field(
-        default_factory=list
-    )  # not computable: removed from waiting
-
-    def launch(self) -> Batch:
-        """Marks the step as in flight.
-
-        Returns the runner's view, aligned with ``sequences`` and valid until the next launch.
-        """
-        shares = [sequence.launch(1) for sequence in self.decodes]
-        shares += [sequence.launch(1, drafted) for sequence, drafted in self.drafted]
-        shares += [sequence.launch(count) for sequence, count in self.chunks]
-        self.ends = [sequence.num_computed for sequence in self.sequences]
-        return Batch(shares)
-
-    @property
-    def generating(self) -> list[Sequence]:
-        return self.decodes[: self.num_generating] + [sequence for sequence, _ in self.drafted]
-
-    @property
-    def prompts(self) -> list[Sequence]:
-        return self.decodes[self.num_generating :] + [sequence for sequence, _ in self.chunks]
-
-    @property
-    def num_drafted_tokens(self) -> int:
-        return sum(len(drafted.tokens) for _, drafted in self.drafted)
 
 
 class Scheduler:
@@ -171,12 +110,15 @@ class Scheduler:
         share = self._prompt_share(len(step.generating), prompts, budget)
         if self.limits.enable_chunked_prefill:
             budget = share
+        if prompts and (rest := left_to_short(prompts[0], min(budget, share))):
+            count = self._compute_short(prompts, rest, step)
+            budget, share = budget - count, share - count
         for sequence in prompts:
             if budget == 0:
                 break
             count = self._compute(sequence, budget, step)
             budget, share = budget - count, share - count
-        while budget > 0 and share > 0 and (admitted := self._admit(budget, step)) is not None:
+        while budget > 0 and share > 0 and (admitted := self._admit(budget, step, 0)) is not None:
             if admitted.state is State.RUNNING:
                 count = self._compute(admitted, budget, step)
                 budget, share = budget - count, share - count
@@ -221,6 +163,41 @@ class Scheduler:
             share = min(share, cap)
         return share
 
+    def _compute_short(self, prompts: list[Sequence], budget: int, step: Step) -> int:
+        """Computes short prompts before the long ``prompts[0]``: those in progress, then waiting ones, in this order.
+
+        Returns the number of tokens, at most ``budget``.
+        """
+        left, most = budget, most_of_short(prompts[0])
+        for sequence in prompts[1:]:
+            if left and sequence.num_uncomputed <= most:
+                left -= self._compute(sequence, left, step)
+        while left > 0 and (index := self._first_short(most)) is not None:
+            if (admitted := self._admit(left, step, index)) is None:
+                break
+            if admitted.state is State.RUNNING:
+                left -= self._compute(admitted, left, step)
+        return budget - left
+
+    def _first_short(self, most: int) -> int | None:
+        """Index of the first waiting sequence with at most ``most`` tokens to compute that may go before the others.
+
+        It may if the first one has as much priority and still finds a slot and blocks afterwards.
+        """
+        for index, sequence in enumerate(self.waiting[:LOOKED_AT]):
+            known = sequence.num_tokens
+            if index:
+                first = self.waiting[0]
+                needed = sum(-(-each // self.pool.tokens_per_block) for each in (first.num_tokens, known))
+                room = self.pool.num_available - self._watermark
+                if self._rank(first)[0] != self._rank(sequence)[0] or len(self._free_slots) < 2:
+                    return None
+                if needed * self.groups.count > room:
+                    return None
+            if sequence.wants_read or known - self.prefixes.find(sequence).length * self.pool.tokens_per_block <= most:
+                return index
+        return None
+
     @staticmethod
     def _compute(sequence: Sequence, budget: int, step: Step) -> int:
         """Adds as many of the sequence's uncomputed tokens as ``budget`` allows. Returns their number."""
@@ -260,20 +237,20 @@ class Scheduler:
         sequence.is_resumed = True
         self.add(sequence)
 
-    def _admit(self, budget: int, step: Step) -> Sequence | None:
-        """Admits the first waiting sequence: to RUNNING, or to READING with an entry in ``step.reads``.
+    def _admit(self, budget: int, step: Step, index: int) -> Sequence | None:
+        """Admits the waiting sequence at ``index``: to RUNNING, or to READING with an entry in ``step.reads``.
 
         A sequence that lacks media embeddings goes to FINISHED with an entry in ``step.short``. Returns the sequence,
         or None if it has to wait or the queue is empty.
         """
         if not self.waiting or not self._free_slots:
             return None
-        sequence, pool = self.waiting[0], self.pool
+        sequence, pool = self.waiting[index], self.pool
         known, wants_read = sequence.num_tokens, sequence.wants_read
         prefix = self.prefixes.find(sequence)
         num_computed = prefix.length * pool.tokens_per_block
         if sequence.media and not wants_read and (shortage := self.media_shortage(sequence, num_computed)) is not None:
-            del self.waiting[0]
+            del self.waiting[index]
             sequence.state = State.FINISHED
             sequence.embeddings = []
             step.short.append((sequence, shortage))
@@ -285,7 +262,7 @@ class Scheduler:
         blocks = self.prefixes.take(sequence, prefix, total=total, reserve=self._watermark if self.num_active else 0)
         if blocks is None:
             return None
-        del self.waiting[0]
+        del self.waiting[index]
         sequence.hold(
             self._free_slots.pop(), blocks, [prefix.length - len(needed) for needed in prefix.blocks],
             total * pool.tokens_per_block, num_computed,

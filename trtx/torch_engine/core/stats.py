@@ -7,7 +7,8 @@ from typing import Any
 
 from trtx.torch_engine.core.grammars import GrammarCounts
 from trtx.torch_engine.core.host_tier import HostTier
-from trtx.torch_engine.core.scheduler import Scheduler, Step
+from trtx.torch_engine.core.scheduled_step import Step
+from trtx.torch_engine.core.scheduler import Scheduler
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.speculation import SpeculationCounts
 from trtx.torch_engine.step import ExpertBalance

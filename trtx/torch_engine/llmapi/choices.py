@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trtx.text import StopStrings, TextStream, Tokenizer
+from trtx.stop_strings import StopStrings
+from trtx.text import TextStream, Tokenizer
 from trtx.torch_engine.llmapi.request_errors import RequestError
 from trtx.torch_engine.llmapi.results import Delivery, RequestOutput
 from trtx.torch_engine.llmapi.sampling import SamplingParams

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trtx.checkpoint import read_end_ids
+from trtx.checkpoint import read_end_ids, read_model_config
+from trtx.checkpoint.tensor_parallel import check_expert_sizes
 from trtx.checkpoint.vision import read_vision_config
 from trtx.ipc.shared_tensor import SharedTensor
 from trtx.text import (
@@ -89,6 +90,9 @@ class LLM(MemoryControls):
         self.args: LlmArgs
         self.unsupported_fields: dict[str, str]
         self.args, self.unsupported_fields = resolve_llm_args(str(path), given)
+        check_expert_sizes(
+            read_model_config(path), self.args.moe_tensor_parallel_size, self.args.moe_expert_parallel_size
+        )
         self._end_ids = read_end_ids(path)
         self.args = replace(
             self.args,

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trtx.checkpoint.experts import GateClamp
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.expert_tiles import (
     HOPPER_SHARED_BYTES,
@@ -76,7 +77,7 @@ class CudaExperts:
         self._overlaps = overlaps
 
     def admit(self, weights: ExpertWeights) -> None:
-        self._multiplier.admit(weights.router)
+        self._multiplier.admit(weights.router, weights.router_bias)
 
     def __call__(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
         return self._compute(x, weights, self._choose(x, weights), None)
@@ -119,7 +120,7 @@ class CudaExperts:
         rounded = x if weights.scales is None else torch.empty_like(x, dtype=FP8)
         load, slots, padding_slot = _counted(weights)
         route_kernel[(num_rows,)](
-            self._multiplier(x, weights.router), experts, shares,
+            self._multiplier(x, weights.router, weights.router_bias), experts, shares,
             x, rounded, None if weights.scales is None else weights.scales.input, load, slots, padding_slot,
             EXPERTS=num_experts, FIRST=weights.first, HELD=weights.held,
             PER_TOKEN=per_token, NORMALIZES=weights.normalizes, HIDDEN=hidden,
@@ -150,10 +151,11 @@ class CudaExperts:
         scales, launch = weights.scales, self._launch(num_pairs // weights.per_token)
         gated = torch.empty(num_pairs, intermediate, dtype=x.dtype, device=x.device)
         gated_experts_kernel[(most_tiles * triton.cdiv(intermediate, tiles.gated.outputs),)](
-            x, weights.gate_up, *((None, None) if scales is None else (scales.gate_up, scales.gated)),
+            x, weights.gate_up, weights.gate_up_bias,
+            *((None, None) if scales is None else (scales.gate_up, scales.gated)),
             ordered.pairs, ordered.experts, ordered.num_tiles, gated, num_pairs,
             PER_TOKEN=weights.per_token, OUTPUTS=intermediate, WIDTH=hidden, DTYPE=_TRITON_DTYPES[dtype],
-            **_options(tiles.gated, tiles.rows), **launch,
+            **_options(tiles.gated, tiles.rows), **_activation(weights.clamp), **launch,
         )  # fmt: skip
         if weights.prepare_gated is not None:
             gated = weights.prepare_gated(gated)
@@ -161,7 +163,7 @@ class CudaExperts:
         # The down projection overlaps the gate only if nothing runs in between: it reads the list of tiles early.
         launch = launch if weights.prepare_gated is None else {"OVERLAPS": False}
         down_experts_kernel[(most_tiles * triton.cdiv(hidden, tiles.down.outputs),)](
-            gated, weights.down, None if scales is None else scales.down,
+            gated, weights.down, weights.down_bias, None if scales is None else scales.down,
             ordered.pairs, ordered.experts, ordered.num_tiles, outputs, num_pairs,
             OUTPUTS=hidden, WIDTH=intermediate, **_options(tiles.down, tiles.rows), **launch,
         )  # fmt: skip
@@ -216,6 +218,10 @@ class InvariantExperts(CudaExperts):
 
 def _key(weights: ExpertWeights) -> tuple[object, ...]:
     return weights.gate_up.shape, weights.gate_up.dtype, weights.per_token
+
+
+def _activation(clamp: GateClamp | None) -> dict[str, object]:
+    return {} if clamp is None else {"CLAMPED": True, "ALPHA": clamp.alpha, "LIMIT": clamp.limit}
 
 
 def _counted(weights: ExpertWeights) -> tuple[Tensor | None, Tensor | None, int]:

@@ -73,7 +73,7 @@ class Decoder:
         normed = kernels.rms_norm(residual, first.input_norm, first.qkv.input_scale)
         for index, layer in enumerate(weights.layers):
             q = kernels.rope_and_write(layer.qkv(normed), index, layer, inputs)
-            attended = kernels.attend(q, index, inputs, layer.output.input_scale)
+            attended = kernels.attend(q, index, inputs, layer.output.input_scale, layer.sinks)
             if index + 1 == len(weights.layers):
                 attended, residual = _rows(attended, before_last), _rows(residual, before_last)
                 if self._load is not None:
@@ -95,7 +95,7 @@ class Decoder:
         kernels = self._kernels
         for index, layer in enumerate(self._weights.layers):
             q = kernels.rope_and_write(products.qkv(residual, index), index, layer, inputs)
-            residual = products.output(kernels.attend(q, index, inputs), index, residual)
+            residual = products.output(kernels.attend(q, index, inputs, sinks=layer.sinks), index, residual)
             residual = products.mlp(residual, index)
             self._capture(index, residual, inputs)
         return kernels.rms_norm(residual, self._weights.final_norm)

@@ -21,36 +21,40 @@ _EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.00133335
 
 
 def attend_fixed(
-    q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, *, window: int | None = None, first: int = 0
-) -> Tensor:
+    q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, *, window: int | None = None, first: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Attention of one sequence's rows over its KV: returns ``[n, heads, dim]`` in q's dtype.
 
     ``q`` [n, heads, dim], at ``positions`` [n], ascending; ``keys`` and ``values`` ``[kv_heads, tokens, dim]``, from
     position ``first`` on. The KV may extend beyond a row's position and hold arbitrary numbers there. ``window``: the
-    number of positions that a row attends to, including its own; None: all.
+    number of positions that a row attends to, including its own; None: all. ``sinks`` [heads]: logits that each row's
+    softmax has in addition, without values.
     """
     heads, dim = q.shape[1:]
     kv_heads = keys.shape[0]
     at_once = max(1, _AT_ONCE // (heads * FIXED_CHUNK * dim))
     scale = dim**-0.5 * math.log2(math.e)
     grouped = (q.float() * scale).unflatten(1, (kv_heads, heads // kv_heads))
+    # A sink goes before all tokens, as a token whose value is zero.
+    best = None if sinks is None else (sinks.float() * math.log2(math.e)).view(kv_heads, -1)
     out = torch.empty_like(q)
     for begin in range(0, q.shape[0], at_once):
         rows = slice(begin, begin + at_once)
-        attended = _attend(grouped[rows], keys, values, positions[rows], window, first)
+        attended = _attend(grouped[rows], keys, values, positions[rows], window, first, best)
         out[rows] = attended.flatten(1, 2).to(q.dtype)
     return out
 
 
 def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, window: int | None, first: int
-) -> Tensor:  # fmt: skip
-    """``q`` [n, kv_heads, group, dim] float32, already scaled.
+    q: Tensor, keys: Tensor, values: Tensor, positions: Tensor, window: int | None, first: int, sinks: Tensor | None
+) -> Tensor:
+    """``q`` [n, kv_heads, group, dim] float32, already scaled. ``sinks`` [kv_heads, group], to base 2.
 
     Chunks are folded left to right like in the Triton kernel.
     """
-    best = q.new_full(q.shape[:3], -math.inf)
-    weight, sums = torch.zeros_like(best), torch.zeros_like(q)
+    best = q.new_full(q.shape[:3], -math.inf) if sinks is None else sinks.expand(q.shape[:3])
+    weight, sums = torch.full_like(best, 0.0 if sinks is None else 1.0), torch.zeros_like(q)
     end = int(positions.max()) + 1
     lowest = first if window is None else max(first, int(positions.min()) - window + 1)
     for start in range(lowest // FIXED_CHUNK * FIXED_CHUNK, end, FIXED_CHUNK):

@@ -113,10 +113,7 @@ class Nvfp4(QuantizedFormat):
     """
 
     def dequantize(self, part: Part) -> Tensor:
-        packed = part["weight"]
-        codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
-        magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=packed.device)
-        values = torch.cat((magnitudes, -magnitudes))[codes.int()]
+        values = _e2m1(part["weight"])
         scale = part["weight_scale"].float() * part["weight_scale_2"]
         return values * scale.repeat_interleave(NVFP4_BLOCK, dim=1)
 
@@ -138,6 +135,22 @@ class Int8SmoothQuant(QuantizedFormat):
         if any(not _equal(smoothing, part.get("pre_quant_scale")) for part in parts[1:]):
             raise ValueError("pre_quant_scale differs between modules that share their input")
         return RoundInt8(scale, smoothing)
+
+
+def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Dequantizes OCP's MXFP4: returns float32 ``[rows, columns]``.
+
+    ``blocks`` [rows, columns / 32, 16] uint8: e2m1, two columns in a byte (the even column in the low bits). ``scales``
+    [rows, columns / 32] uint8: the exponent of 2 of each block, plus 127.
+    """
+    return torch.ldexp(_e2m1(blocks), (scales.to(torch.int32) - 127).unsqueeze(-1)).flatten(-2)
+
+
+def _e2m1(packed: Tensor) -> Tensor:
+    """Unpacks e2m1: ``[..., columns / 2]`` uint8 to ``[..., columns]`` float32."""
+    codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+    magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=packed.device)
+    return torch.cat((magnitudes, -magnitudes))[codes.int()]
 
 
 FORMATS: Mapping[str, type[QuantizedFormat]] = {

@@ -51,9 +51,14 @@ class InvariantTorchKernels(TorchKernels):
         product = _by_vectors(F.silu, gate) * up
         return product if scale is None else to_fp8(product, scale)
 
-    def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return _by_vectors(torch.sigmoid, x)
+
+    def attend(
+        self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         if _SMALL_TILE not in self._tile_sizes:
-            return super().attend(q, layer, inputs, scale)
+            return super().attend(q, layer, inputs, scale, sinks)
         heads, group, dim = self._config.num_kv_heads, self._group, self._config.head_dim
         out = torch.empty_like(q)
         for rows, slots in self._tiles(inputs):
@@ -67,14 +72,16 @@ class InvariantTorchKernels(TorchKernels):
                 # [tiles, kv heads, size * group, dim]
                 queries = q[filled[part]].float().view(-1, size, heads, group, dim).transpose(1, 2)
                 queries = queries.reshape(-1, heads, size * group, dim)
-                sums = self._attend_tiles(queries * dim**-0.5, positions[part], slots[part], layer)
+                sums = self._attend_tiles(queries * dim**-0.5, positions[part], slots[part], layer, sinks)
                 sums = sums.view(-1, heads, size, group, dim).transpose(1, 2)
                 real = rows[part] >= 0
                 out[rows[part][real]] = sums[real].reshape(-1, heads * group, dim).to(q.dtype)
         attended = out.flatten(1)
         return attended if scale is None else to_fp8(attended, scale)
 
-    def _attend_tiles(self, queries: Tensor, positions: Tensor, slots: Tensor, layer: int) -> Tensor:
+    def _attend_tiles(
+        self, queries: Tensor, positions: Tensor, slots: Tensor, layer: int, sinks: Tensor | None
+    ) -> Tensor:
         """Attention of tiles of query rows.
 
         ``queries`` [tiles, kv heads, rows, dim] float32; ``positions`` [tiles, size] of the queries; ``slots`` [tiles].
@@ -85,6 +92,10 @@ class InvariantTorchKernels(TorchKernels):
         seen_to = positions.repeat_interleave(self._group, dim=1).unsqueeze(1)
         best = torch.full(queries.shape[:3], -torch.inf)
         weight, sums = torch.zeros(queries.shape[:3]), torch.zeros_like(queries)
+        if sinks is not None:  # before all tokens, as a token whose value is zero
+            by_row = sinks.float().view(-1, 1, self._group).expand(-1, positions.shape[1], -1)
+            best = by_row.reshape(1, -1, queries.shape[2]).repeat(queries.shape[0], 1, 1)
+            weight.fill_(1.0)
         for start in range(int(lowest.amin()) // _CHUNK * _CHUNK, int(last.amax()) + 1, _CHUNK):
             active = ((last >= start) & (lowest < start + _CHUNK)).nonzero().squeeze(1)
             if not active.numel():

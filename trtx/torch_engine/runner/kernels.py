@@ -158,11 +158,19 @@ class Kernels(Protocol):
         Returns q ``[n, heads, head_dim]``.
         """
 
-    def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
-        """Causal attention over the pool, ``[n, heads * head_dim]``. The forward's own KV must already be written."""
+    def attend(
+        self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Causal attention over the pool, ``[n, heads * head_dim]``. The forward's own KV must already be written.
+
+        ``sinks`` [heads]: logits that each row's softmax has in addition, without values.
+        """
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         """``silu(gate) * up``: ``[n, 2 * intermediate]`` to ``[n, intermediate]``."""
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """The sigmoid of each element of a float32 tensor."""
 
 
 def int32(values: list[int], device: torch.device) -> Tensor:

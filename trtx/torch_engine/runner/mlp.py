@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trtx.checkpoint.experts import GateClamp
 from trtx.torch_engine.runner.expert_load import LayerLoad
 from trtx.torch_engine.runner.formats import Prepare
 from trtx.torch_engine.runner.linear import Linear, Multiplier
@@ -18,6 +19,9 @@ class GatedActivation(Protocol):
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         """``silu(gate) * up``: ``[n, 2 * intermediate]`` to ``[n, intermediate]``."""
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """The sigmoid of each element of a float32 tensor."""
 
 
 class LayerMlp(Protocol):
@@ -66,6 +70,10 @@ class ExpertWeights:
     # For dequantized weights: round the inputs of both matmuls as the checkpoint's format does.
     prepare: Prepare | None = None
     prepare_gated: Prepare | None = None
+    router_bias: Tensor | None = None  # [experts]
+    gate_up_bias: Tensor | None = None  # [held, 2 * intermediate]
+    down_bias: Tensor | None = None  # [held, hidden]
+    clamp: GateClamp | None = None  # None: silu(gate) * up
     first: int = 0  # the first of the experts that this rank holds
     load: LayerLoad | None = None  # counts tokens by expert, on one of the ranks
 
@@ -135,11 +143,12 @@ class LoopedExperts:
         self._multiplier = multiplier
 
     def admit(self, weights: ExpertWeights) -> None:
-        for weight in (weights.router, weights.gate_up[0], weights.down[0]):
-            self._multiplier.admit(weight)
+        self._multiplier.admit(weights.router, weights.router_bias)
+        for stack, bias in ((weights.gate_up, weights.gate_up_bias), (weights.down, weights.down_bias)):
+            self._multiplier.admit(stack[0], None if bias is None else bias[0])
 
     def __call__(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
-        experts, shares = route(self._multiplier(x, weights.router), weights)
+        experts, shares = route(self._multiplier(x, weights.router, weights.router_bias), weights)
         if weights.load is not None:
             weights.load.count(experts)
         x = x if weights.prepare is None else weights.prepare(x)
@@ -151,13 +160,33 @@ class LoopedExperts:
             if not len(pairs):
                 continue
             rows = x[pairs // weights.per_token]
-            gated = kernels.silu_and_mul(self._multiplier(rows, weights.gate_up[expert]))
+            gated = self._gate(self._multiply(rows, weights.gate_up, weights.gate_up_bias, expert), weights, kernels)
             gated = gated if weights.prepare_gated is None else weights.prepare_gated(gated)
-            outputs.view(-1, x.shape[1])[pairs] = self._multiplier(gated, weights.down[expert])
+            outputs.view(-1, x.shape[1])[pairs] = self._multiply(gated, weights.down, weights.down_bias, expert)
         return weighted_sum(outputs, shares)
+
+    def _multiply(self, x: Tensor, stack: Tensor, biases: Tensor | None, expert: int) -> Tensor:
+        return self._multiplier(x, stack[expert], None if biases is None else biases[expert])
+
+    @staticmethod
+    def _gate(gate_up: Tensor, weights: ExpertWeights, kernels: GatedActivation) -> Tensor:
+        if weights.clamp is None:
+            return kernels.silu_and_mul(gate_up)
+        return clamped_swiglu(gate_up, weights.clamp, kernels)
 
     def added(self, x: Tensor, weights: ExpertWeights, kernels: GatedActivation, residual: Tensor) -> Tensor:
         return self(x, weights, kernels) + residual
+
+
+def clamped_swiglu(gate_up: Tensor, clamp: GateClamp, kernels: GatedActivation) -> Tensor:
+    """The activation that :class:`GateClamp` describes: ``[n, 2 * intermediate]`` to ``[n, intermediate]``.
+
+    It is computed in float32 and rounded once. May overwrite ``gate_up``.
+    """
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    gate, up = gate.clamp_(max=clamp.limit), up.clamp_(-clamp.limit, clamp.limit)
+    glu = gate * kernels.sigmoid(gate * clamp.alpha)
+    return up.add_(1).mul_(glu).to(gate_up.dtype).contiguous()
 
 
 def weighted_sum(outputs: Tensor, shares: Tensor) -> Tensor:

@@ -181,12 +181,20 @@ class RaggedAttention:
         return work
 
     def attend(
-        self, q: Tensor, layer: int, work: tuple[WorkList, ...], out: Tensor, scale: Tensor | None, *, overlaps: bool
+        self,
+        q: Tensor,
+        layer: int,
+        work: tuple[WorkList, ...],
+        out: Tensor,
+        scale: Tensor | None,
+        sinks: Tensor | None = None,
+        *,
+        overlaps: bool,
     ) -> None:
         """Computes ``out`` from ``q``, both [tokens, heads, dim] of the forward that ``work`` belongs to.
 
-        ``scale``: the input scale of the float8 matmul that consumes ``out``. ``overlaps``: see
-        :mod:`triton_skinny_gemm`.
+        ``scale``: the input scale of the float8 matmul that consumes ``out``. ``sinks`` [heads]: as in
+        :meth:`trtx.torch_engine.runner.kernels.Kernels.attend`. ``overlaps``: see :mod:`triton_skinny_gemm`.
 
         In a CUDA graph, the lists run concurrently: decodes are bound by memory, chunks by arithmetic. Outside a graph
         they run in sequence, because the additional launches would cost the host more time than they save.
@@ -198,14 +206,23 @@ class RaggedAttention:
             self._beside.wait_stream(main)
             with torch.cuda.stream(self._beside):
                 for part in others:
-                    self._attend(q, layer, part, out, scale, overlaps)
-            self._attend(q, layer, first, out, scale, overlaps)
+                    self._attend(q, layer, part, out, scale, sinks, overlaps)
+            self._attend(q, layer, first, out, scale, sinks, overlaps)
             main.wait_stream(self._beside)
         else:
             for part in (first, *others):
-                self._attend(q, layer, part, out, scale, overlaps)
+                self._attend(q, layer, part, out, scale, sinks, overlaps)
 
-    def _attend(self, q: Tensor, layer: int, work: WorkList, out: Tensor, scale: Tensor | None, overlaps: bool) -> None:
+    def _attend(
+        self,
+        q: Tensor,
+        layer: int,
+        work: WorkList,
+        out: Tensor,
+        scale: Tensor | None,
+        sinks: Tensor | None,
+        overlaps: bool,
+    ) -> None:
         config = self._config
         tile = next(tile for tile in self._tiles(q.dtype) if tile.rows == work.block_rows)
         programs = work.items.shape[0] * config.num_kv_heads
@@ -213,7 +230,7 @@ class RaggedAttention:
             programs = min(programs, _FIXED_PROGRAMS * self._num_processors)
         ragged_attention_kernel[(programs,)](
             q, self._layers[layer], self._tables[layer], out, work.num_items, work.items, work.arrived,
-            work.part_sums, work.part_weights, self._kv_scales[layer], scale,
+            work.part_sums, work.part_weights, sinks, self._kv_scales[layer], scale,
             work.window, self._scale, self._cache.block_table.shape[1], *self._strides,
             NUM_HEADS=config.num_heads, NUM_KV_HEADS=config.num_kv_heads, HEAD_DIM=config.head_dim,
             TOKENS_PER_BLOCK=self._cache.tokens_per_block, TILE_ROWS=work.tile_rows, BLOCK_ROWS=tile.rows,

@@ -25,6 +25,8 @@ _PROGRAMS_AT_ONCE = 396  # three for each SM of an H100: the limit from shared m
 _MOST_PARTS = 12
 _ALIGNMENT = 16  # columns: a thread loads eight elements at once
 _PARTIAL_SIZE = 1 << 18  # float32 elements; with split-K, tiles * parts < 2 * _WANTED_PROGRAMS
+_FAST_MEMORY_BYTES = 100 << 30
+"""A Hopper GPU with more memory has HBM3e and reads 4.3 TB/s (H200); one with less has HBM3 and reads 3.0 (H100)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +47,24 @@ class Tile:
 # docs/performance-notes.md: the fastest configuration for nearly every matmul, and never more than 5 % slower.
 ONE_ROW = Tile(1, 8, 1024, 4, 4)
 SEVERAL_ROWS = Tile(MOST_ROWS, 16, 256, 2, 5)
+# With fast memory, more bytes must be on their way: longer rows where few programs fit, more rows where many do.
+FEW_WIDE_PROGRAMS = Tile(MOST_ROWS, 16, 512, 2, 4)
+MANY_TALL_PROGRAMS = Tile(MOST_ROWS, 32, 256, 2, 4)
+_FEW, _MANY = (256, 320), 1024  # programs of SEVERAL_ROWS
 
 
-def tile_for(num_rows: int, num_outputs: int, width: int) -> Tile:
-    """Chooses the tile from the shapes alone, so that a matmul gives the same bits after every start.
+def tile_for(num_rows: int, num_outputs: int, width: int, *, has_fast_memory: bool = False) -> Tile:
+    """Chooses the tile from the shapes and the device, so that a matmul gives the same bits after every start.
 
     ``num_outputs``: rows of the weight.
     """
     if num_rows == 1:
         return ONE_ROW
     programs = triton.cdiv(num_outputs, SEVERAL_ROWS.outputs)
+    if has_fast_memory and programs > _MANY:
+        return MANY_TALL_PROGRAMS
+    if has_fast_memory and _FEW[0] <= programs <= _FEW[1]:
+        return FEW_WIDE_PROGRAMS
     most = min(_MOST_PARTS, max(1, width // (2 * SEVERAL_ROWS.width)))
     return replace(SEVERAL_ROWS, parts=min(most, triton.cdiv(_WANTED_PROGRAMS, programs)))
 
@@ -65,28 +75,30 @@ class Workspace:
 
     partial: Tensor  # float32
     arrived: Tensor  # int32 counters, zero between launches
+    has_fast_memory: bool
 
     @classmethod
     def of(cls, device: torch.device) -> Workspace:
         return cls(
             torch.empty(_PARTIAL_SIZE, dtype=torch.float32, device=device),
             torch.zeros(_WANTED_PROGRAMS, dtype=torch.int32, device=device),
+            device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory > _FAST_MEMORY_BYTES,
         )
 
 
 def few_rows_product(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, workspace: Workspace, *,
     norm: Tensor | None = None, eps: float = 0.0, residual: Tensor | None = None, gated: bool = False,
-    overlaps: bool = False,
+    overlaps: bool = False, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """Computes ``out`` [n, outputs] from ``x`` [n, columns], contiguous, with n at most ``MOST_ROWS``.
 
     ``norm`` [columns]: RMSNorm weight applied to x (one row only) with ``eps``. ``gated``: out is ``silu(gate) * up``,
     with half as many columns as the weight has rows. ``overlaps``: the first wave of programs prefetches a part of the
-    weight while the kernels before it still run.
+    weight while the kernels before it still run. ``tile``: other than that of :func:`tile_for`.
     """
     num_rows, num_outputs, (weight_rows, width) = x.shape[0], out.shape[1], weight.shape
-    tile = tile_for(num_rows, weight_rows, width)
+    tile = tile or tile_for(num_rows, weight_rows, width, has_fast_memory=workspace.has_fast_memory)
     programs = triton.cdiv(num_outputs, tile.outputs // 2 if gated else tile.outputs)
     at_once = min(programs * tile.parts, _PROGRAMS_AT_ONCE)
     prefetched = min(_PREFETCHED_BYTES // (2 * tile.outputs * at_once), width)

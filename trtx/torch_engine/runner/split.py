@@ -75,8 +75,9 @@ class RankSplit:
                 parts = share.shape[dimension] // length
                 if parts > 1:
                     share = share.narrow(dimension, part * parts // ways * length, length)
-            if name.endswith("o_proj.bias") and self.group.rank:
-                share = share.new_zeros(share.shape)  # it is added once, by the first rank
+            is_partial = name.endswith("o_proj.bias") and self.group.rank
+            if is_partial or (of_expert and name.endswith("down_proj.bias") and part):
+                share = share.new_zeros(share.shape)  # it is added once, by the first rank of those that add up
             yield name, share if share is tensor else share.clone()
 
     def head(self, head: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -11,12 +11,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trtx.checkpoint.dense import EMBEDDING, HEAD
-from trtx.checkpoint.experts import stack_kind, stack_parts
 from trtx.checkpoint.formats import TensorSpec
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import check_weights, stored_tensors, weight_files, without_weights
 from trtx.errors import UsageError
+from trtx.torch_engine.runner.stored_experts import NamedReads, single_experts
 
 _WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _LAYER, _LAYERS = re.compile(r"\blayers\.\d+"), "layers.*"
@@ -46,7 +46,7 @@ def tensors_of(
     return ((name, value.to(device)) for name, value in drawn)
 
 
-def _read(model_dir: Path, files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def _read(model_dir: Path, files: list[Path]) -> NamedReads:
     counts = stored_tensors(model_dir) or {}
     for path in files:
         try:
@@ -56,24 +56,6 @@ def _read(model_dir: Path, files: list[Path]) -> Iterator[tuple[str, Callable[[]
                         yield name, lambda file=file, name=name: file.get_tensor(name)  # type: ignore[misc]
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{path} cannot be read as safetensors ({error}); download it again") from error
-
-
-def _single_experts(
-    tensors: Iterator[tuple[str, Callable[[], Tensor]]], config: ModelConfig, model_dir: Path
-) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Splits tensors that hold all experts of a layer, which transformers can save, into those of each expert."""
-    for name, read in tensors:
-        kind = stack_kind(name)
-        if config.experts is None or kind is None:
-            yield name, read
-            continue
-        stack, expected = read(), config.experts.stack_shape(config.hidden_size, kind)
-        if stack.shape != expected:
-            raise UsageError(
-                f"{model_dir}: tensor {name} has shape {list(stack.shape)}, its config.json says {list(expected)}"
-            )
-        for part, place in stack_parts(config.experts, name):
-            yield part, lambda stack=stack, place=place: stack[place]  # type: ignore[misc]
 
 
 def _stored(
@@ -88,7 +70,7 @@ def _stored(
     described = config.quantization.source if config.quantization is not None else "its config.json"
     tied: list[Tensor] = []
     seen: set[str] = set()
-    for stored_as, read in _single_experts(_read(model_dir, files), config, model_dir):
+    for stored_as, read in single_experts(_read(model_dir, files), config, model_dir, device):
         name = decoder_name(config.architecture, stored_as)
         if name is None:  # belongs to the vision tower, which its own process loads
             continue

@@ -14,6 +14,7 @@ from trtx.torch_engine.kv_layout import first_block
 from trtx.torch_engine.runner.fixed_attention import attend_fixed
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.sink_attention import attend_masked
 from trtx.torch_engine.runner.weights import LayerWeights
 
 _GATHERED_TOKENS = 32768  # KV tokens of one layer gathered at once: 64 MiB in float32 with 2 heads of 128
@@ -78,18 +79,20 @@ class TorchKernels:
         first, second = heads.float().chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
 
-    def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
+    def attend(
+        self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         if self._is_fixed:
-            return _scaled(self._fixed(q, layer, inputs), scale)
+            return _scaled(self._fixed(q, layer, inputs, sinks), scale)
         if inputs.spans is None:
-            return _scaled(self._decode(q, layer, inputs), scale)
+            return _scaled(self._decode(q, layer, inputs, sinks), scale)
         out = torch.empty_like(q)
         if count := inputs.num_decodes:
             decodes = replace(inputs, slots=inputs.slots[:count], positions=inputs.positions[:count])
-            out[:count] = self._decode(q[:count], layer, decodes).view_as(q[:count])
+            out[:count] = self._decode(q[:count], layer, decodes, sinks).view_as(q[:count])
         if inputs.decodes is not None:
-            self._prefill(q, layer, inputs.decodes, out)
-        self._prefill(q, layer, inputs.spans, out)
+            self._prefill(q, layer, inputs.decodes, out, sinks)
+        self._prefill(q, layer, inputs.spans, out, sinks)
         return _scaled(out.flatten(1), scale)
 
     def _gather(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -105,7 +108,7 @@ class TorchKernels:
         keys, values = kv.unbind(-4)
         return keys.flatten(-4, -3).transpose(-3, -2), values.flatten(-4, -3).transpose(-3, -2)
 
-    def _decode(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
+    def _decode(self, q: Tensor, layer: int, inputs: PassInputs, sinks: Tensor | None) -> Tensor:
         """Attention of decodes: batches of sequences padded to the longest, as far as the gathered copy stays small."""
         size, table = self._cache.tokens_per_block, self._cache.place(layer)[0]
         window = self._windows[layer]
@@ -125,15 +128,16 @@ class TorchKernels:
             seen = positions <= inputs.positions[part].unsqueeze(-1)
             if window is not None:
                 seen &= positions > inputs.positions[part].unsqueeze(-1) - window
-            attended = _attend_seen(q[part], keys, values, seen)
+            attended = _attend_seen(q[part], keys, values, seen, sinks)
             if not attended.isfinite().all():
                 # Beyond a sequence's end are stale values, and a mask turns their NaN into 0 * NaN.
                 beyond = ~seen[:, None, :, None]
-                attended = _attend_seen(q[part], keys.masked_fill(beyond, 0.0), values.masked_fill(beyond, 0.0), seen)
+                keys, values = keys.masked_fill(beyond, 0.0), values.masked_fill(beyond, 0.0)
+                attended = _attend_seen(q[part], keys, values, seen, sinks)
             out[part] = attended
         return out.flatten(1)
 
-    def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor) -> None:
+    def _prefill(self, q: Tensor, layer: int, spans: Spans, out: Tensor, sinks: Tensor | None) -> None:
         """Attention of prompt chunks, one sequence at a time: lengths differ too much for padding."""
         starts, window, size = spans.starts.tolist(), self._windows[layer], self._cache.tokens_per_block
         table = self._cache.place(layer)[0]
@@ -150,12 +154,11 @@ class TorchKernels:
                 seen = torch.ones(end - begin, length, dtype=torch.bool, device=q.device).tril(context - first * size)
             if seen is not None and window is not None:
                 seen = seen.triu(context - first * size - window + 1)
-            out[begin:end] = F.scaled_dot_product_attention(
-                q[begin:end].transpose(0, 1)[None], keys[None, :, :length], values[None, :, :length],
-                attn_mask=seen, enable_gqa=True,
+            out[begin:end] = attend_masked(
+                q[begin:end].transpose(0, 1)[None], keys[None, :, :length], values[None, :, :length], seen, sinks
             )[0].transpose(0, 1)  # fmt: skip
 
-    def _fixed(self, q: Tensor, layer: int, inputs: PassInputs) -> Tensor:
+    def _fixed(self, q: Tensor, layer: int, inputs: PassInputs, sinks: Tensor | None) -> Tensor:
         """FIXED attention, one sequence at a time, for decodes too. Padding rows are zeros."""
         starts = list(range(q.shape[0] + 1))
         if inputs.spans is not None:
@@ -170,7 +173,7 @@ class TorchKernels:
                 blocks = self._cache.place(layer)[0][slot, first : int(positions[-1]) // size + 1]
                 keys, values = self._gather(layer, blocks, q.dtype)
                 out[begin:end] = attend_fixed(
-                    q[begin:end], keys, values, positions, window=window, first=first * size
+                    q[begin:end], keys, values, positions, window=window, first=first * size, sinks=sinks
                 )  # fmt: skip
         return out.flatten(1)
 
@@ -178,12 +181,13 @@ class TorchKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return _scaled(F.silu(gate) * up, scale)
 
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x)
 
-def _attend_seen(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+
+def _attend_seen(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None) -> Tensor:
     """Attention of ``q`` [rows, heads, head_dim], one query in each row, over keys with ``seen`` [rows, tokens]."""
-    return F.scaled_dot_product_attention(
-        q.unsqueeze(2), keys, values, attn_mask=seen[:, None, None], enable_gqa=True
-    ).squeeze(2)
+    return attend_masked(q.unsqueeze(2), keys, values, seen[:, None, None], sinks).squeeze(2)
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -155,16 +155,18 @@ def _multiply(sums, a, b, SWAPPED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def gated_experts_kernel(
-    x, weight, scales, out_scale, pairs, tile_experts, num_tiles, out, num_pairs,
+    x, weight, bias, scales, out_scale, pairs, tile_experts, num_tiles, out, num_pairs,
     PER_TOKEN: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, DTYPE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     SWAPPED: tl.constexpr, OVERLAPS: tl.constexpr, THREADS: tl.constexpr,
+    CLAMPED: tl.constexpr = False, ALPHA: tl.constexpr = 1.0, LIMIT: tl.constexpr = 0.0,
 ):  # fmt: skip
     """Writes ``silu(gate) * up`` of each pair into ``out`` [num_pairs, OUTPUTS].
 
     Gate, up and SiLU are rounded to DTYPE, like separate results. ``x`` [n, WIDTH]; ``weight`` [experts, 2 * OUTPUTS,
-    WIDTH]: rows of gate, then of up. ``scales`` [experts, 2]: if given, their factors. ``out_scale``: if given, ``out``
-    is float8.
+    WIDTH]: rows of gate, then of up; ``bias`` [experts, 2 * OUTPUTS]: if given, theirs. ``scales`` [experts, 2]: if
+    given, their factors. ``out_scale``: if given, ``out`` is float8. CLAMPED: instead of SiLU, the activation of
+    :class:`trtx.checkpoint.experts.GateClamp`, computed in float32 and rounded once.
     """
     if OVERLAPS:
         # In this order: the down projection, once launched, relies on the list of tiles.
@@ -196,22 +198,32 @@ def gated_experts_kernel(
     if scales is not None:
         gate *= tl.load(scales + expert * 2)
         up *= tl.load(scales + expert * 2 + 1)
+    if bias is not None:
+        biases = bias + expert * 2 * OUTPUTS + outputs
+        gate += tl.load(biases, mask=outputs < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(biases + OUTPUTS, mask=outputs < OUTPUTS, other=0.0).to(tl.float32)[None, :]
     exact = gate.to(DTYPE).to(tl.float32)
-    gated = (exact / (1.0 + tl.exp(-exact))).to(DTYPE) * up.to(DTYPE)
+    if CLAMPED:
+        exact = tl.minimum(exact, LIMIT)
+        linear = tl.maximum(tl.minimum(up.to(DTYPE).to(tl.float32), LIMIT), -LIMIT)
+        gated = ((linear + 1.0) * (exact / (1.0 + tl.exp(-exact * ALPHA)))).to(DTYPE)
+    else:
+        gated = (exact / (1.0 + tl.exp(-exact))).to(DTYPE) * up.to(DTYPE)
     inside = is_row[:, None] & (outputs < OUTPUTS)[None, :]
     store_result(out + own.to(tl.int64)[:, None] * OUTPUTS + outputs[None, :], gated, inside, out_scale)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def down_experts_kernel(
-    x, weight, scales, pairs, tile_experts, num_tiles, out, num_pairs,
+    x, weight, bias, scales, pairs, tile_experts, num_tiles, out, num_pairs,
     OUTPUTS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
     SWAPPED: tl.constexpr, OVERLAPS: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """Writes the down projection of each pair into ``out`` [num_pairs, OUTPUTS].
 
-    ``x`` [num_pairs, WIDTH]; ``weight`` [experts, OUTPUTS, WIDTH]. ``scales`` [experts]: if given, the factors.
+    ``x`` [num_pairs, WIDTH]; ``weight`` [experts, OUTPUTS, WIDTH]; ``bias`` [experts, OUTPUTS]: if given, it is added.
+    ``scales`` [experts]: if given, the factors.
     """
     OUTPUT_TILES: tl.constexpr = (OUTPUTS + BLOCK_OUTPUTS - 1) // BLOCK_OUTPUTS
     tile = tl.program_id(0) // OUTPUT_TILES
@@ -250,6 +262,8 @@ def down_experts_kernel(
         sums = tl.trans(sums)
     if scales is not None:
         sums *= tl.load(scales + expert)
+    if bias is not None:
+        sums += tl.load(bias + expert * OUTPUTS + outputs, mask=outputs < OUTPUTS, other=0.0).to(tl.float32)[None, :]
     inside = is_row[:, None] & (outputs < OUTPUTS)[None, :]
     place = own.to(tl.int64)[:, None] * OUTPUTS + outputs[None, :]
     tl.store(out + place, sums.to(out.dtype.element_ty), mask=inside)

@@ -107,9 +107,11 @@ class TritonKernels:
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
         return self._ragged.planned(inputs, dtype)
 
-    def attend(self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None) -> Tensor:
+    def attend(
+        self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         out = _empty_like(q, scale)
-        self._ragged.attend(q, layer, inputs.work, out, scale, overlaps=q.shape[0] <= self._overlapped_tokens)
+        self._ragged.attend(q, layer, inputs.work, out, scale, sinks, overlaps=q.shape[0] <= self._overlapped_tokens)
         return out.view(q.shape[0], -1)
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -120,6 +122,9 @@ class TritonKernels:
             gate_up, out, scale, intermediate, BLOCK=_SILU_BLOCK, num_warps=4
         )
         return out
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x)
 
 
 def _empty_like(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -20,6 +20,9 @@ scale of a float8 matmul that consumes the output. With or without it, the outpu
 
 ``window``: the number of positions that a query attends to, including its own; None: all, and the compiler leaves out
 what windows need. A tile reads no KV before the window of its first row, whose block may have been freed.
+
+``sinks`` [heads]: a logit of each head that its softmax has in addition, without a value; None: the compiler leaves out
+what sinks need. It is added once for each row, when all chunks are folded.
 """
 
 # Triton has no type stubs, and its decorator hides the signature.
@@ -147,11 +150,15 @@ def fold(best, weight, sums, part_best, part_weight, part_sums):
 
 
 @triton.jit
-def store_answer(pointers, weight, sums, inside, kv_scales, out_scale, DTYPE: tl.constexpr):
+def store_answer(pointers, best, weight, sums, inside, sinks, heads, is_row, kv_scales, out_scale, DTYPE: tl.constexpr):
     """Normalises and stores the output.
 
-    Rounds to ``DTYPE`` (q's) whatever consumes it. Rows without any KV are zeros.
+    Rounds to ``DTYPE`` (q's) whatever consumes it. Rows without any KV are zeros. ``heads``: each row's index into
+    ``sinks``. A sink far above ``best`` makes the weight infinite and the output zero, as it should.
     """
+    if sinks is not None:
+        logits = tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32)
+        weight += tl.exp2(logits * 1.4426950408889634 - best)  # log2(e)
     result = sums / tl.where(weight > 0, weight, 1.0)[:, None]
     if kv_scales is not None:
         result *= tl.load(kv_scales + 1)
@@ -160,7 +167,7 @@ def store_answer(pointers, weight, sums, inside, kv_scales, out_scale, DTYPE: tl
 
 @triton.jit
 def fold_tokens(
-    out, part_sums, part_weights, first_part, chunks, num_rows, first_row, kv_head, kv_scales, out_scale,
+    out, part_sums, part_weights, first_part, chunks, num_rows, first_row, kv_head, sinks, kv_scales, out_scale,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr, CHUNKS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
@@ -195,12 +202,14 @@ def fold_tokens(
             best = top
         answers = ((first_row + token) * NUM_HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
         inside = (lane < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-        store_answer(out + answers, weight, sums, inside, kv_scales, out_scale, DTYPE)
+        store_answer(
+            out + answers, best, weight, sums, inside, sinks, heads, lane < GROUP, kv_scales, out_scale, DTYPE
+        )  # fmt: skip
 
 
 @triton.jit
 def attend_item(
-    item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, kv_scales, out_scale,
+    item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, sinks, kv_scales, out_scale,
     window, scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
@@ -261,7 +270,9 @@ def attend_item(
         )  # fmt: skip
 
     if chunks == 1:
-        store_answer(out + answers, weight, sums, inside, kv_scales, out_scale, q.dtype.element_ty)
+        store_answer(
+            out + answers, best, weight, sums, inside, sinks, heads, in_tile, kv_scales, out_scale, q.dtype.element_ty
+        )  # fmt: skip
     else:
         own = (first_part + index * num_rows + token) * NUM_HEADS + heads
         tl.store(part_sums + own[:, None] * HEAD_DIM + dims[None, :], sums, mask=inside)
@@ -276,7 +287,7 @@ def attend_item(
             tl.store(counter, 0)  # for the next layer
             if FOLD_CHUNKS > 1:
                 fold_tokens(
-                    out, part_sums, part_weights, first_part, chunks, num_rows, first_row, kv_head, kv_scales,
+                    out, part_sums, part_weights, first_part, chunks, num_rows, first_row, kv_head, sinks, kv_scales,
                     out_scale, NUM_HEADS, group, lanes, HEAD_DIM, BLOCK_DIM, FOLD_CHUNKS, q.dtype.element_ty,
                 )  # fmt: skip
             else:
@@ -292,12 +303,15 @@ def attend_item(
                     part_best = tl.load(weights, mask=in_tile, other=-float("inf"), cache_modifier=".cg")
                     part_weight = tl.load(weights + 1, mask=in_tile, other=0.0, cache_modifier=".cg")
                     best, weight, sums = fold(best, weight, sums, part_best, part_weight, part)
-                store_answer(out + answers, weight, sums, inside, kv_scales, out_scale, q.dtype.element_ty)
+                store_answer(
+                    out + answers, best, weight, sums, inside, sinks, heads, in_tile, kv_scales, out_scale,
+                    q.dtype.element_ty,
+                )  # fmt: skip
 
 
 @triton.jit
 def ragged_attention_kernel(
-    q, pool_layer, block_table, out, num_items, items, arrived, part_sums, part_weights, kv_scales, out_scale,
+    q, pool_layer, block_table, out, num_items, items, arrived, part_sums, part_weights, sinks, kv_scales, out_scale,
     window, scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
@@ -321,17 +335,17 @@ def ragged_attention_kernel(
         for work in range(tl.program_id(0), total, tl.num_programs(0)):
             attend_item(
                 load_item(items + work // NUM_KV_HEADS * ITEM), work, q, pool_layer, block_table, out, arrived,
-                part_sums, part_weights, kv_scales, out_scale, window, scale, table_width, block_stride, kv_stride,
-                token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS,
-                BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS, WHOLE_FIRST,
+                part_sums, part_weights, sinks, kv_scales, out_scale, window, scale, table_width, block_stride,
+                kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS,
+                BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS, WHOLE_FIRST,
             )  # fmt: skip
     else:
         work = tl.program_id(0)
         item = load_item(items + work // NUM_KV_HEADS * ITEM)  # loaded before the bounds check: both loads overlap
         if work < total:
             attend_item(
-                item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, kv_scales, out_scale,
-                window, scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS,
-                HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS,
-                WHOLE_FIRST,
+                item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, sinks, kv_scales,
+                out_scale, window, scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS,
+                NUM_KV_HEADS, HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED,
+                FOLD_CHUNKS, WHOLE_FIRST,
             )  # fmt: skip

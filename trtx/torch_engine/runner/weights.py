@@ -19,8 +19,9 @@ from trtx.checkpoint.dense import (
     expert_products,
     kv_scale_names,
     layer_products,
+    sinks_name,
 )
-from trtx.checkpoint.experts import ExpertConfig, router_name, stack_name, stack_place
+from trtx.checkpoint.experts import MXFP4, ExpertConfig, router_name, stack_name, stack_place
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.expert_load import ExpertLoad
@@ -53,6 +54,7 @@ class LayerWeights:
     output: Linear  # q_size to hidden
     mlp_norm: Tensor  # [hidden]
     mlp: LayerMlp
+    sinks: Tensor | None = None  # [heads]; None for models without attention sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,11 @@ def load_weights(
     head = tied if config.tied_head else tensors.pop(HEAD)
     if loader.is_used:
         multiplier.admit(head)
-    if device.type == "cuda" and loader.num_dequantized:
+    is_mxfp4 = config.experts is not None and config.experts.is_mxfp4
+    if device.type == "cuda" and (loader.num_dequantized or is_mxfp4):
         log.warning(
             "%s weights are dequantized to %s on this GPU: as exact as they were, but no smaller and no faster",
-            config.quantization and config.quantization.algorithm,
+            MXFP4 if is_mxfp4 else config.quantization and config.quantization.algorithm,
             dtype,
         )
     return DecoderWeights(embedding, tuple(layers), tensors.pop(FINAL_NORM), head, loader.kv_scales(device))
@@ -171,6 +174,7 @@ class _Loader:
             output=self._summed(products["output"]),
             mlp_norm=take(f"{at}.post_attention_layernorm.weight"),
             mlp=self._mlp(index, products),
+            sinks=take(sinks_name(index)) if self._config.has_sinks else None,
         )
 
     def _mlp(self, index: int, products: dict[str, Product]) -> LayerMlp:
@@ -185,10 +189,15 @@ class _Loader:
     def _expert_weights(self, index: int, experts: ExpertConfig) -> ExpertWeights:
         take, products = self._tensors.pop, expert_products(self._config, index)
         stacks = [stack_name(index, "gate_up"), stack_name(index, "down")]
+        router = router_name(experts, index)
         plain = ExpertWeights(
-            take(router_name(index)), take(stacks[0]), take(stacks[1]), experts.per_token, experts.normalizes,
-            first=experts.own.start, load=self.load.layer(index) if self.load is not None else None,
+            take(f"{router}.weight"), take(stacks[0]), take(stacks[1]), experts.per_token, experts.normalizes,
+            clamp=experts.clamp, first=experts.own.start,
+            load=self.load.layer(index) if self.load is not None else None,
         )  # fmt: skip
+        if experts.has_bias:
+            router_bias, gate_up_bias, down_bias = (take(f"{name}.bias") for name in (router, *stacks))
+            plain = replace(plain, router_bias=router_bias, gate_up_bias=gate_up_bias, down_bias=down_bias)
         if products is None or products.loading is None or self._config.quantization is None:
             return plain
         scales = [take(f"{stack}.weight_scale") for stack in stacks]

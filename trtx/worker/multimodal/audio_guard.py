@@ -1,5 +1,5 @@
-"""Refuses what Dynamo's frontend would drop silently: ``input_audio`` in a chat message without images or videos, and
-tools for a template that shows none.
+"""Refuses input that Dynamo's frontend would drop silently: ``input_audio`` in a chat message without images or videos,
+and tools for a template that shows none.
 
 Dynamo 1.6.1's frontend drops such a part, and passes messages on to a worker only if they contain images or videos. Its
 chat template, however, sees every part. So a worker registers the checkpoint's template with a guard in front of it:
@@ -73,9 +73,9 @@ def registered_template(
 
 
 def guarded_template(model: Path, environment: Mapping[str, str], replacing: str | None = None) -> Path | None:
-    """Path of the chat template, the checkpoint's or ``replacing``, with the guards in front of it.
+    """Writes the checkpoint's chat template, or ``replacing``, with the guards in front of it, and returns its path.
 
-    Returns None in these cases. Raises OSError if the file can't be written.
+    Raises OSError if the file can't be written. Returns None in these cases:
 
     - The checkpoint has no template or several, or its template begins with white space, which would mean something
       else after a block.

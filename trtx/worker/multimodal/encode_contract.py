@@ -33,9 +33,9 @@ class Contract:
         """
         found = message.get(_FIELD)
         if found != str(self):
-            told = str(found)[:40] if found is not None else "a contract from before they had names"
+            spoken = str(found)[:40] if found is not None else "an older protocol without a name"
             raise OtherRelease(
-                f"a worker speaks {told} with encode workers, expected {self}; run one release of trtx and one engine "
-                "in all workers of a topology"
+                f"a worker speaks {spoken} with encode workers, expected {self}; run one release of trtx and one "
+                "engine in all workers of a topology"
             )
         return {name: value for name, value in message.items() if name != _FIELD}

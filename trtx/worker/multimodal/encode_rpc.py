@@ -31,7 +31,7 @@ def count_question(picture: SharedTensor, key: bytes, kind: Kind) -> dict[str, A
 
 
 def wants_count(asked: Any) -> bool:
-    """Whether the requester wants a row count. ``asked`` must be valid for :func:`read_question`."""
+    """Whether the message asks for a row count. ``asked`` must be valid for :func:`read_question`."""
     return asked.get("count") is True
 
 

@@ -10,10 +10,10 @@ from dynamo.common.backend.engine import GenerateRequest
 from dynamo.common.backend.health_check import is_probe
 
 from trtx.engine import Engine
+from trtx.worker.multimodal.embedding_encoder import EmbeddingEncoder
 from trtx.worker.multimodal.encode_endpoint import HEARTBEAT_SECONDS
 from trtx.worker.multimodal.encode_rpc import is_refusal
-from trtx.worker.multimodal.encoding import ImageEncoder
-from trtx.worker.multimodal.image_encoder import PictureEncoder
+from trtx.worker.multimodal.handle_encoder import HandleEncoder
 from trtx.worker.requests.chunks import Chunk
 from trtx.worker.requests.disconnects import cancel
 
@@ -48,7 +48,7 @@ class EncodeStream:
 
 
 def encode_stream(
-    encoder: ImageEncoder | PictureEncoder, engine: Engine, request: GenerateRequest, context: Context
+    encoder: HandleEncoder | EmbeddingEncoder, engine: Engine, request: GenerateRequest, context: Context
 ) -> EncodeStream:
     """Starts to encode ``request``. A health probe has no image, so its answer is the engine's own health."""
     if is_probe(request):

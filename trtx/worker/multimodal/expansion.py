@@ -7,8 +7,8 @@ from typing import Any
 
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.multimodal.images import expand
-from trtx.worker.multimodal.inputs import Looking
-from trtx.worker.multimodal.prompt_inputs import PromptLooking
+from trtx.worker.multimodal.media_loader import RequestMedia
+from trtx.worker.multimodal.prompt_media_loader import PromptRequestMedia
 from trtx.worker.requests import handoff
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import WorkerRequest, with_media, with_ready
@@ -16,7 +16,7 @@ from trtx.worker.requests.request import WorkerRequest, with_media, with_ready
 
 async def with_images(
     parsed: WorkerRequest,
-    media: Looking | PromptLooking,
+    media: RequestMedia | PromptRequestMedia,
     loaded: LoadedEngine,
     *,
     handed_over: Mapping[str, Any] | None,
@@ -28,7 +28,7 @@ async def with_images(
     it and the images are not loaded. ``routing`` is the router's expansion of the same prompt.
     """
     context_length = loaded.engine.facts.context_length
-    if isinstance(media, PromptLooking):
+    if isinstance(media, PromptRequestMedia):
         if handed_over is None:
             ready = await media.ready(parsed.token_ids)
             return with_ready(parsed, ready.token_ids, context_length=context_length, ready=ready)

@@ -27,7 +27,7 @@ _EMBEDDING = ".safetensors"
 _TYPE_CHARACTERS = 200  # length of the prefix of a data: URL that contains its media type
 
 Encode = Callable[[str], list[int]]
-"""Text to token ids with the model's tokenizer: special tokens in the text are recognised, none are added."""
+"""Encodes text with the model's tokenizer: special tokens in the text are recognised, and none are added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The place that a media item's embedding takes in a prompt.
+    """The size of one image or video in a prompt, known from its embedding.
 
-    ``rows`` is its number of positions, ``grid`` is (t, h, w) in merged patches, ``clip`` is set for videos.
+    ``rows`` is the number of prompt positions, ``grid`` is (t, h, w) in merged patches, ``clip`` is set for videos.
     """
 
     key: bytes
@@ -161,7 +161,7 @@ def expand(
     videos = iter([one for one in pictures if one.clip is not None])
     expanded: list[int] = []
     spans: list[MediaSpan] = []
-    # the token after a video's placeholder that must be dropped, as _told has written its own
+    # the token after a video's placeholder that must be dropped, as _expand_with_times has written its own
     skipped: int | None = None
     for token_id in token_ids:
         if token_id == skipped:
@@ -175,16 +175,16 @@ def expand(
         elif token_id == config.video_token_id:
             video = next(videos)
             if config.tokens_per_second is not None:
-                spans.append(_timed(video, len(expanded), config.tokens_per_second))
+                spans.append(_span_with_times(video, len(expanded), config.tokens_per_second))
                 expanded += [token_id] * video.rows
             else:
-                skipped = _told(video, token_id, encode, expanded, spans)
+                skipped = _expand_with_times(video, token_id, encode, expanded, spans)
         else:
             expanded.append(token_id)
     return expanded, spans
 
 
-def _timed(video: Picture, start: int, tokens_per_second: int) -> MediaSpan:
+def _span_with_times(video: Picture, start: int, tokens_per_second: int) -> MediaSpan:
     """Placeholder range of a Qwen2.5-VL video, whose temporal positions carry the time of each step."""
     import numpy as np
 
@@ -193,7 +193,7 @@ def _timed(video: Picture, start: int, tokens_per_second: int) -> MediaSpan:
     return MediaSpan(start, video.rows, video.key, video.grid, time_step=float(step))
 
 
-def _told(
+def _expand_with_times(
     video: Picture, token_id: int, encode: Encode | None, expanded: list[int], spans: list[MediaSpan]
 ) -> int | None:
     """Expands a Qwen3-VL video: each step follows its time as text and has start and end marks of its own.

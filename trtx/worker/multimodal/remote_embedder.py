@@ -1,4 +1,4 @@
-"""Gets an image's embedding from encode workers: which worker is asked, for how long, and which one is next."""
+"""Gets an image's embedding from encode workers: selects the worker, its timeout, and the next one if it fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 ENCODE_SECONDS = 30.0
 """Time that an encode worker may take for an image in addition to its decoding, including waiting for other images."""
 DISTRUST_SECONDS = 15.0
-"""How long an encode worker that did not answer is asked last; discovery drops dead and stopped workers sooner."""
+"""Time for which an encode worker that did not answer is tried last; discovery drops dead workers sooner."""
 
 
 def encode_seconds(limits: MediaLimits, pictures: int = 1) -> float:

@@ -19,13 +19,13 @@ from trtx.worker.left_files import LeftFiles
 from trtx.worker.multimodal.decoding import Decoding
 from trtx.worker.multimodal.embedders import Embedder, LocalEmbedder, StartedEmbedder, video_rule
 from trtx.worker.multimodal.embedding_cache import EmbeddingCache
+from trtx.worker.multimodal.embedding_encoder import EmbeddingEncoder, discard
 from trtx.worker.multimodal.encode_endpoint import EncodeEndpoint
-from trtx.worker.multimodal.encoding import ImageEncoder
-from trtx.worker.multimodal.image_encoder import PictureEncoder, discard
+from trtx.worker.multimodal.handle_encoder import HandleEncoder
 from trtx.worker.multimodal.images import Picture
-from trtx.worker.multimodal.inputs import Sight
+from trtx.worker.multimodal.media_loader import MediaLoader
 from trtx.worker.multimodal.media_metrics import MediaMetrics
-from trtx.worker.multimodal.prompt_inputs import PromptSight
+from trtx.worker.multimodal.prompt_media_loader import PromptMediaLoader
 from trtx.worker.multimodal.remote_embedder import RemoteEmbedder, encode_seconds
 from trtx.worker.options import WorkerOptions
 
@@ -34,24 +34,24 @@ _ROWS_OF_A_PICTURE = 16384
 _BYTES_OF_A_NUMBER = 4  # upper bound
 
 
-class Seeing:
-    """A worker's multimodal part, created before its engine is loaded and closed before the engine ends.
+class MultimodalSetup:
+    """The loader and the encoders of a worker, created before its engine is loaded and closed before the engine ends.
 
-    ``sight`` is set for workers whose requests may contain images, ``encoder`` for encode workers, neither for
+    ``media_loader`` is set for workers whose requests may contain images, ``encoder`` for encode workers, neither for
     text-only workers. ``metrics`` is None if neither is set.
     """
 
     def __init__(self, options: WorkerOptions) -> None:
         """Raises UsageError for a checkpoint whose images trtx can't read."""
-        self.sight: Sight | PromptSight | None = None
-        self.encoder: ImageEncoder | PictureEncoder | None = None
+        self.media_loader: MediaLoader | PromptMediaLoader | None = None
+        self.encoder: HandleEncoder | EmbeddingEncoder | None = None
         self.metrics: MediaMetrics | None = None
         self._options = options
         self._api = engine.load(options.engine)
         takes_images = self._api.missing_media is not None
         self._config: VisionConfig | None = read_vision_config(options.model) if takes_images else None
         if self._config is not None:
-            # What the first image would import in the event loop, while it delays all other requests.
+            # Imported now: the first image would import them in the event loop and delay all other requests.
             importlib.import_module("numpy")
             importlib.import_module("trtx.media.http")
         self._local: StartedEmbedder | None = None
@@ -88,7 +88,7 @@ class Seeing:
             await self._local.start()
 
     async def with_engine(self, loaded: Engine, tokenizer: Tokenizer | None) -> None:
-        """Sets ``sight`` or ``encoder``. ``tokenizer`` belongs to the worker's model. Raises UsageError."""
+        """Sets ``media_loader`` or ``encoder``. ``tokenizer`` belongs to the worker's model. Raises UsageError."""
         options = self._options
         if options.role == "encode":
             await self._encode_with(loaded)
@@ -108,7 +108,7 @@ class Seeing:
             )
             self._exit.push_async_callback(cache.close)
             self.metrics.cache = cache
-            self.sight = Sight(
+            self.media_loader = MediaLoader(
                 self._config,
                 loaded,
                 embedder,
@@ -124,7 +124,7 @@ class Seeing:
         options = self._options
         if self._api.missing_media is None and loaded.facts.image_token_id is not None:
             self.metrics = MediaMetrics()
-            self.encoder = ImageEncoder(loaded, self._decoding(self.metrics))
+            self.encoder = HandleEncoder(loaded, self._decoding(self.metrics))
             return
         if self._config is None:
             raise UsageError(
@@ -142,10 +142,10 @@ class Seeing:
         self._exit.callback(exports.close)
         in_files = LocalEmbedder(pool, loaded, self._config, self.metrics, on_device=False)
         reserved = self._reserved_bytes(self._config, loaded)
-        self.encoder = PictureEncoder(embedder, cache, reserved, exports, in_files=in_files)
+        self.encoder = EmbeddingEncoder(embedder, cache, reserved, exports, in_files=in_files)
 
     async def _prompts_with(self, loaded: Engine, tokenizer: Tokenizer | None) -> None:
-        """Sets ``sight`` for an engine that preprocesses images itself, with its own tower or encode workers'
+        """Sets ``media_loader`` for an engine that preprocesses images itself, with its own tower or encode workers'
         handles.
         """
         options, workers = self._options, None
@@ -158,7 +158,7 @@ class Seeing:
             workers = await EncodeEndpoint.open(options.served_model_name)
             self._exit.callback(workers.close)
         self.metrics = MediaMetrics()
-        self.sight = PromptSight(
+        self.media_loader = PromptMediaLoader(
             loaded,
             self._decoding(self.metrics),
             tokenizer=tokenizer,
@@ -184,7 +184,7 @@ class Seeing:
 
     async def close(self) -> None:
         """Ends everything that was started here; the engine is not shut down. Idempotent."""
-        self.sight = self.encoder = None
+        self.media_loader = self.encoder = None
         await self._exit.aclose()
 
 

@@ -1,4 +1,4 @@
-"""Converts the LLM API's results, which are cumulative, to Dynamo's chunks, which hold the tokens since the last chunk.
+"""Converts the LLM API's cumulative results to Dynamo's chunks, which hold the tokens since the last chunk.
 
 A chunk costs 60 to 75 us in Python and the runtime, however many tokens it holds. The embedded engine merges all tokens
 generated since the last chunk, so no tokens queue up: a chunk holds one token at low load, and several when chunks take
@@ -15,7 +15,8 @@ from dynamo.common.backend.logprobs import (
     extract_prompt_logprobs_from_completion_output,
 )
 
-from trtx.text import PlainText, StopStrings, Tokenizer
+from trtx.stop_strings import PlainText, StopStrings
+from trtx.text import Tokenizer
 from trtx.worker.requests.request import WorkerRequest
 
 Chunk = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Work for a request that ends when its client disconnects."""
+"""Runs work for a request, and cancels it when the client disconnects."""
 
 from __future__ import annotations
 

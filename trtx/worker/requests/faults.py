@@ -4,8 +4,8 @@ The error determines the client's response, and whether the worker stays in rout
 text reaches the client. ``EngineShutdown`` takes this worker out of routing and migrates its requests to another one; a
 faulty request would fail there too, so it is used for a dead engine only.
 
-A refusal is a 400 with its sentence: of an error with another status, Dynamo 1.6.1's frontend shows the name of the
-status alone, such as "Forbidden". Status 429 keeps it all the same, because it tells clients to try again. Behind a
+A refusal is a 400 with its message, because for an error with another status Dynamo 1.6.1's frontend shows only the
+name of the status, such as "Forbidden". A 429 stays a 429, because the status tells clients to try again; behind a
 prefill worker it is a 400 too. Anything else is a 500.
 """
 

@@ -24,11 +24,11 @@ SHOWN_CHARACTERS = 60
 class RequestField:
     """What the worker does with one field.
 
-    ``why`` names who honours the field, or why it has no effect, or is the refusal's sentence, with ``{value}`` in it.
-    ``asks_nothing`` lists values that change nothing, in addition to None and empty ones. ``asks_when_empty``: an empty
-    list is a request too. ``read`` converts the value of a field that goes to the engine under its own name, which is
-    also SamplingParams'; None for fields that are handled elsewhere. ``sees`` replaces this record on workers that take
-    images; None: no difference.
+    ``why`` names the component that honours the field, or says why the field has no effect, or is the message of the
+    refusal, with a placeholder ``{value}``. ``asks_nothing`` lists values without effect, in addition to None and empty
+    ones. ``asks_when_empty``: an empty list has an effect too. ``read`` converts the value of a field that
+    SamplingParams has under the same name; None for fields that are handled elsewhere. ``sees`` replaces this record on
+    workers that take images; None: no difference.
     """
 
     fate: Fate

@@ -13,8 +13,8 @@ from trtx.engine.api import Result, Transfer
 from trtx.engine.handoff_facts import HandoffFacts, outcome_of
 from trtx.worker.loading import LoadedEngine
 from trtx.worker.metrics import RequestClock
-from trtx.worker.multimodal.inputs import Looking
-from trtx.worker.multimodal.prompt_inputs import PromptLooking
+from trtx.worker.multimodal.media_loader import RequestMedia
+from trtx.worker.multimodal.prompt_media_loader import PromptRequestMedia
 from trtx.worker.parts import WorkerParts
 from trtx.worker.requests import handoff, roles
 from trtx.worker.requests.chunks import Chunk, ChunkWriter
@@ -35,7 +35,7 @@ class Generation:
         self,
         parts: WorkerParts,
         submission: Submission,
-        media: Looking | PromptLooking | None,
+        media: RequestMedia | PromptRequestMedia | None,
         context: Context,
         clock: RequestClock,
         stages: StageClock,
@@ -47,7 +47,7 @@ class Generation:
         """
         self._parts, self._submission, self._context, self._clock = parts, submission, context, clock
         self._stages = stages
-        self._images = media if isinstance(media, Looking) else None  # None: the images can't be loaded again
+        self._images = media if isinstance(media, RequestMedia) else None  # None: the images can't be loaded again
         self._passed_on = 0.0  # when the last chunk was returned
         self._submit()
         if clock.metrics.trtllm is not None:
@@ -61,7 +61,7 @@ class Generation:
             raise
 
     def _submit(self) -> None:
-        # before the call, in which the engine may already begin: its queue would count twice what the call takes
+        # Recorded before the call, because the engine may begin within it; otherwise that time would count twice.
         self._stages.submitted(len(self._submission.request.token_ids))
         self._opened = submit(self._submission, self._parts.loaded)
         self._steps = EngineSteps(self._opened.result)
@@ -133,7 +133,7 @@ class Generation:
         missing = self._parts.loaded.api.missing_media
         return missing is not None and isinstance(error, EngineError) and bool(missing(error.error))
 
-    async def _submit_with_images(self, images: Looking) -> None:
+    async def _submit_with_images(self, images: RequestMedia) -> None:
         """Loads the images and submits the request again, at most once per request.
 
         The engine needs the images if the prefill worker's KV or the cached blocks are gone, because it then has to
@@ -163,6 +163,8 @@ class Generation:
                     metrics.transfers.ended(transfer, submission.prefill)
                     if transfer is not None and metrics.trtllm is not None:
                         metrics.trtllm.transferred(transfer)
+            elif submission.is_local:
+                metrics.transfers.local += 1
             elif self._parts.options.role == "decode":
                 metrics.transfers.whole += 1
         return self._writer.finish_reason or "cancelled"
@@ -174,7 +176,7 @@ class Generation:
         return self._parts.loaded.engine.transfer(result.outputs[0])
 
     def _handoff_facts(self, result: Any) -> HandoffFacts:
-        facts = HandoffFacts(self._parts.options.name, "whole")
+        facts = HandoffFacts(self._parts.options.name, "local" if self._submission.is_local else "whole")
         if not self._submission.resumes:
             return facts
         came = self._transfer(result)

@@ -35,7 +35,7 @@ class RequestGrammar:
         return self.kind in ("json", "structural_tag")
 
     def cut_by(self, stop: str) -> InvalidRequest | None:
-        """The refusal of an answer in which a stop string was found, or None if the cut is what the client wanted."""
+        """The error of an answer that a stop string cut, or None if its grammar permits the cut."""
         if not self.is_document:
             return None
         return InvalidRequest(

@@ -13,6 +13,8 @@ from trtx.engine import EngineApi
 from trtx.worker.requests import handoff
 from trtx.worker.requests.request import WorkerRequest
 
+_BYPASS = "x-bypass-remote-prefill"
+"""Annotation of a request that Dynamo 1.6.1's router sends to a decode worker alone. It drops a client's own."""
 _LOST = "the KV was gone, or needed a second time, so this worker computed the prompt and its images again"
 
 
@@ -27,6 +29,7 @@ class Submission:
     cached_at_prefill: int | None = None  # prompt tokens that the prefill worker found in its cache
     prompt_logprobs: Any = None  # computed by the prefill worker; the client gets them with decode's last chunk
     prefill: str | None = None  # the prefill worker's name, if it gave one
+    is_local: bool = False  # the router left the prompt to this decode worker (``--conditional-disagg``)
     lost_because: str = ""  # why the KV did not arrive, so that this worker computed the prompt and loaded its images
 
 
@@ -47,8 +50,8 @@ def plan(
         return Submission(_one_token(request), params, hands_off=True)
     answer = handed_over(role, request, wire)
     if answer is None:
-        # A request that migrated from a dead worker: its KV is lost, its prompt is not.
-        return whole
+        # The router left the prompt to this worker, or the request migrated from a dead worker, whose KV is lost.
+        return replace(whole, is_local=_BYPASS in (wire.get("annotations") or ()))
     params = handoff.from_json(answer, api.DisaggregatedParams, api.Logprob)
     cached = ((wire.get("prefill_result") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
     return Submission(

@@ -1,4 +1,4 @@
-"""Sends spans to an OpenTelemetry collector: OTLP over HTTP with JSON, from a thread of its own."""
+"""Sends spans to an OpenTelemetry collector (OTLP over HTTP, in JSON), in its own thread."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SpanExport:
             self._news.set()
 
     def close(self) -> None:
-        """Sends what waits, unless the collector is gone, and ends the thread."""
+        """Sends the waiting spans, unless the collector is gone, and ends the thread."""
         self._closed.set()
         self._news.set()
         self._thread.join(_TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of an ended request, made from its row: nothing is traced while the request runs."""
+"""Makes OpenTelemetry spans of an ended request from its row. Nothing is traced while the request runs."""
 
 from __future__ import annotations
 

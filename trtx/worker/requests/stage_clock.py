@@ -1,4 +1,4 @@
-"""Where one request spends its time on a worker, and the row that a worker writes when the request has ended."""
+"""Measures where one request spends its time on a worker; the worker writes the result when the request has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     an engine takes new requests between two steps.
     """
 
-    id: str  # Dynamo's id of the request, which is the client's X-Request-ID if that is a UUID
+    id: str  # Dynamo's id of the request: the client's x-dynamo-request-id if that is a UUID, not its X-Request-ID
     worker: str
     role: str
     outcome: str
@@ -44,7 +44,7 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class StageClock:
-    """Notes when a request passes from one stage to the next. Costs two additions per chunk."""
+    """Records when a request passes from one stage to the next. Costs two additions per chunk."""
 
     __slots__ = (
         "_arrived",
@@ -80,19 +80,19 @@ class StageClock:
         self._media += seconds
 
     def submitted(self, prompt_tokens: int) -> None:
-        """Notes that the engine is given the request. Only the first time counts."""
+        """Records that the request was submitted to the engine. Only the first call counts."""
         self._submitted = self._submitted or time.monotonic()
         self.prompt_tokens = prompt_tokens
 
     def passed_on(self, now: float, tokens: int) -> None:
-        """Notes a chunk. ``now``: on the clock of ``time.monotonic``."""
+        """Records a chunk of ``tokens`` tokens. ``now``: on the clock of ``time.monotonic``."""
         self.first_chunk = self.first_chunk or now
         self._last_chunk = now
         self.chunks += 1
         self.tokens += tokens
 
     def held(self, seconds: float, rested: float) -> None:
-        """Notes how long the last chunk was held, and how long the stream rested after it."""
+        """Records how long the last chunk waited for the frontend, and the pause of the stream after it, in seconds."""
         self._held += seconds
         self._rested += rested
 

@@ -1,4 +1,4 @@
-"""The file of a worker's ended requests, written by a thread of its own. It is bounded in memory and on disk."""
+"""Writes a worker's ended requests to a file, in its own thread. Memory and disk use are bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trtx.worker.requests.stage_clock import EndedRequest
 logger = logging.getLogger(__name__)
 
 LARGEST_BYTES = 16 << 20
-"""When the file is this large, it becomes the previous one, with ``.1`` at its end, and a new one begins."""
+"""Size in bytes at which the file is renamed, with ``.1`` appended, and a new one begins."""
 MOST_WAITING = 20_000
 EVERY_SECONDS = 0.2
 _USE_EVERY_SECONDS = 1.0
@@ -71,7 +71,7 @@ class StageLog:
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            # While requests come, one row a second says what the processes used; an idle worker writes nothing.
+            # While requests arrive, one row a second has the CPU time of the processes; an idle worker writes nothing.
             self._news.wait()
             self._news.clear()
             is_last = self._closed.wait(EVERY_SECONDS)

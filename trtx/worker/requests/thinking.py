@@ -1,7 +1,7 @@
-"""Where a model's thinking ends, so that a grammar holds for the answer and not for the thoughts.
+"""Finds the token from which a grammar applies: it constrains the answer of a reasoning model, and not its reasoning.
 
-Dynamo does not say from where on a grammar holds: 1.6.1 sends ``require_reasoning`` with each request of a model that
-thinks, even if its prompt has already ended the thinking (ai-dynamo/dynamo #7831).
+Dynamo 1.6.1 doesn't tell workers: it sends ``require_reasoning`` with each request of a reasoning model, even if the
+prompt has already ended the reasoning (ai-dynamo/dynamo #7831).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from trtx.text import Tokenizer
 _MARKS: Mapping[str, tuple[str, str]] = {"mistral": ("[THINK]", "[/THINK]"), "kimi": ("◁think▷", "◁/think▷")}
 _USUAL_MARKS = ("<think>", "</think>")
 _WITHOUT_MARKS = frozenset(("gpt_oss", "granite", "gemma4", "gemma-4", "inkling"))
-"""Parsers of reasoning that is written without a token of its own at its begin and end."""
+"""Reasoning parsers for formats whose begin and end marks are not single tokens."""
 _PROMPT_END = 16
-"""Number of the prompt's last tokens in which a chat template begins the model's thinking, or ends it at once."""
+"""Number of last prompt tokens that are searched for marks with which a chat template begins or ends the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ PROCESS_START = _family(
     "gauge", "process_start_time_seconds", "seconds", "Start time of the process, as Unix time.", "process"
 )
 
-# --- GPUs: as NVML gives them when the port is read ---
+# --- GPUs: as NVML reports them at each scrape ---
 
 _GPU_LABELS = ("gpu", "uuid")
 

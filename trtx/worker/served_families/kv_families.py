@@ -29,7 +29,7 @@ KV_BLOCKS_USED = _family(
     "gauge",
     "trtx_kv_blocks_used",
     "blocks",
-    "KV blocks that requests and leases hold; in tier host, blocks that have a content.",
+    "KV blocks that requests and leases hold; in tier host, blocks that are not empty.",
     "tier",
     by=TEXT_ROLES,
     when="if the engine has a KV pool",
@@ -83,7 +83,14 @@ WHOLE_REQUESTS = _family(
     "counter",
     "trtx_whole_requests_total",
     "requests",
-    "Requests that a decode worker served without a handoff.",
+    "Requests that a decode worker served without a handoff, though a prefill worker should have had them.",
+    by=_HANDOFF,
+)
+LOCAL_PREFILLS = _family(
+    "counter",
+    "trtx_local_prefills_total",
+    "requests",
+    "Requests that the router sent to a decode worker alone (--conditional-disagg).",
     by=_HANDOFF,
 )
 PAIR_HANDOFFS = _family(

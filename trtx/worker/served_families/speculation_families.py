@@ -10,7 +10,7 @@ FAMILIES: dict[str, ServedFamily] = {}
 _family = partial(recorded, FAMILIES)
 
 _SPECULATION = "if the engine speculates"
-_POSITION = "by position in the draft; TensorRT-LLM does not report it, and has the position unknown."
+_POSITION = "by position in the draft; TensorRT-LLM does not report it, so its position is unknown."
 DRAFTS = _family(
     "counter",
     "trtx_drafts_total",

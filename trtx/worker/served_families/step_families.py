@@ -71,7 +71,7 @@ STEP_DECODES = _family(
     "counter",
     "trtx_step_decodes_total",
     "requests",
-    "Requests past their prompt, summed over steps: the tokens that decode steps gave, but for accepted drafts.",
+    "Requests past their prompt, summed over steps: the number of tokens from decode steps, without accepted drafts.",
     by=TEXT_ROLES,
     when=_STEPS,
 )
@@ -112,7 +112,7 @@ GRAPH_MISSES = _family(
     "counter",
     "trtx_graph_misses_total",
     "forwards",
-    "Forwards that ran without a CUDA graph, although graphs of their kind exist: no bucket holds them.",
+    "Forwards without a CUDA graph although graphs of their kind exist, because they fit in no bucket.",
     by=TEXT_ROLES,
     when=f"{_TORCH}, if it captured CUDA graphs",
 )

@@ -1,8 +1,8 @@
 """Metric families under the names of TensorRT-LLM's own metrics, and of what Dynamo's TensorRT-LLM worker adds.
 
-The names are those of ``tensorrt_llm.metrics.MetricsCollector`` and of ``dynamo.trtllm.metrics`` of Dynamo 1.6.1. A
-family of theirs that is not here has no source in a worker: perplexities, bytes that move between KV tiers, and the
-HTTP codes of errors, which the frontend counts.
+The names are those of ``tensorrt_llm.metrics.MetricsCollector`` and of ``dynamo.trtllm.metrics`` of Dynamo 1.6.1. Three
+kinds of their families are missing here: perplexities, which no engine reports; bytes between KV tiers, which are
+``trtx_kv_tier_bytes_total``; and HTTP codes of errors, which the frontend counts.
 """
 
 from __future__ import annotations

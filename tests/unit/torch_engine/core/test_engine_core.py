@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.torch_engine.core.media_prompts import key_of, mixed, some_media
 from tests.unit.torch_engine.core.oracle_runner import FULL, VOCAB, OracleRunner, next_token, undisturbed
 from trtx.torch_engine.core.engine_core import EngineCore
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.drafters import Draft, DraftState
 from trtx.torch_engine.core.speculation.lengths import DraftLengths

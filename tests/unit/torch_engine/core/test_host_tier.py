@@ -71,6 +71,18 @@ def test_a_conversation_that_returns_after_its_eviction_is_loaded_and_not_comput
     assert next(u for u in h.updates if u.sequence_id == 7 and u.token_ids).reused_blocks == 8
 
 
+def test_prompts_of_a_third_of_the_pool_are_stored_whole_before_their_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 16,384-token conversations of an 8B model: few steps between two of them, and few copies at once."""
+    monkeypatch.setattr(tier_module, "MOST_STORING", 8)
+    h = Tiered(150, 2000, tokens=64)  # blocks of 4 tokens, and a step of 64
+    for number in range(1, 21):
+        h.ask(number, prompt_of(200, number))
+    for number in range(1, 21):
+        h.ask(100 + number, [*prompt_of(200, number), 3])
+    assert h.counters.dropped <= 60, "those of the first prompts, before their size was known"
+    assert h.counters.loaded >= 17 * 50
+
+
 def test_others_decode_while_a_load_is_on_its_way() -> None:
     slow = [1]
     h = Tiered(24, 64, delay=lambda: slow[0])

@@ -11,7 +11,7 @@ from tests.unit.torch_engine.core.test_disaggregation import Pair
 from trtx.config.torch_passes import WIDEST
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.prefill_budget import TILE_TOKENS, PromptPace
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 

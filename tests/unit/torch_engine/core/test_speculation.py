@@ -185,6 +185,32 @@ def test_tries_that_cost_several_steps_take_little_of_the_time() -> None:
     assert tried * (try_s - plain_s) / (steps * plain_s) < 0.02
 
 
+def some_rates(lengths: DraftLengths, dice: random.Random) -> None:
+    for strength in range(1, 5):
+        for _ in range(dice.randrange(60)):
+            lengths.verified(Draft([1, 2, 3, 4], strength), 4, dice.randrange(5))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_where_no_draft_may_pay_none_is_chosen(seed: int) -> None:
+    dice = random.Random(seed)
+    batch, plain_s = dice.choice([1, 3, 8, 64, 256]), 0.01
+    lengths = DraftLengths(4)
+    some_rates(lengths, dice)
+    skipped = 0
+    for _ in range(400):
+        drafts = [Draft([1] * dice.randrange(5), dice.randrange(1, 6)) for _ in range(batch)]
+        may_pay, chosen = lengths.may_pay(batch), lengths.choose(batch, drafts)
+        assert may_pay or not any(chosen)
+        skipped += not may_pay
+        drafted_tokens = sum(chosen)
+        lengths.stepped(batch, drafted_tokens, plain_s * (1 + drafted_tokens / batch) if drafted_tokens else plain_s)
+        for draft, length in zip(drafts, chosen, strict=True):
+            if length:
+                lengths.verified(draft, length, dice.randrange(length + 1))
+    assert skipped > (100 if batch == 256 else 0), "the question saves the search where steps are bound by arithmetic"
+
+
 def test_a_try_outlasts_the_question_whether_to_wait_for_tokens() -> None:
     """On a GPU the choice is made twice: before the step in flight is committed, and for the step."""
     lengths = teach(measured(DraftLengths(4), 1, 1.0, 0.01), accepted=0)

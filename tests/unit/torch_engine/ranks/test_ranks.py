@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from engine_player import assert_equal, served, workload
+from examples import first_of
 from guided_player import guided_workload, served_guided
 from processed_player import processed_workload, served_processed
 from runner_player import build, save
@@ -25,10 +28,13 @@ from trtx.torch_engine.runner import RunnerArgs, create_runner
 pytestmark = pytest.mark.slow
 
 
-def new_args(family: str, directory: Path, *, deterministic: bool = False, expert_ranks: int = 1) -> RunnerArgs:
+def new_args(
+    family: str, directory: Path, *, deterministic: bool = False, expert_ranks: int = 1, **changes: Any
+) -> RunnerArgs:
+    """``changes``: fields of the model's config."""
     return RunnerArgs(
-        model_dir=save(build(family), directory), device="cpu", dtype="float32", tokens_per_block=8, num_blocks=11,
-        max_batch_size=5, guided=True, max_draft_len=3, cpu_threads=1, deterministic=deterministic,
+        model_dir=save(build(family, **changes), directory), device="cpu", dtype="float32", tokens_per_block=8,
+        num_blocks=11, max_batch_size=5, guided=True, max_draft_len=3, cpu_threads=1, deterministic=deterministic,
         moe_expert_parallel_size=expert_ranks,
     )  # fmt: skip
 
@@ -37,10 +43,15 @@ def unexpected(error: Exception) -> None:
     print(error)  # the test then fails at its time limit, with this in its output
 
 
-@pytest.mark.parametrize("family", ["qwen2", pytest.param("llama", marks=pytest.mark.proof)])
-def test_biases_are_added_once_a_tied_head_is_split_and_ranks_share_kv_heads(family: str, tmp_path: Path) -> None:
-    args = new_args(family, tmp_path)
-    ranked = create_ranked_runner(args, start_ranks(4, unexpected))
+@pytest.mark.parametrize(
+    ("family", "size", "kv_heads"),
+    first_of(1, [("qwen2", 2, 1), ("qwen2", 4, 2), ("llama", 4, 2)]),  # test_rank_shares.py has four ranks' shares
+)
+def test_biases_are_added_once_a_tied_head_is_split_and_ranks_share_kv_heads(
+    family: str, size: int, kv_heads: int, tmp_path: Path
+) -> None:
+    args = new_args(family, tmp_path, num_key_value_heads=kv_heads, tie_word_embeddings=True)
+    ranked = create_ranked_runner(args, start_ranks(size, unexpected))
     try:
         wishes = workload(1, count=6)
         expected, _ = served(create_runner(args), wishes, overlap=True)
@@ -79,6 +90,18 @@ def test_ranks_give_the_tokens_of_one_rank_whatever_is_asked(size: int, expert_r
         wishes = guided_workload(3)
         expected = served_guided(one, wishes, overlap=False)
         assert_equal(served_guided(ranked, wishes, overlap=True), expected, wishes)
+    finally:
+        ranked.close()
+
+
+@pytest.mark.parametrize(("size", "expert_ranks"), [pytest.param(2, 1, marks=pytest.mark.proof), (2, 2)])
+def test_ranks_split_sinks_and_add_the_experts_biases_once(size: int, expert_ranks: int, tmp_path: Path) -> None:
+    args = replace(new_args("gpt_oss", tmp_path, expert_ranks=expert_ranks), num_blocks=80)
+    ranked = create_ranked_runner(args, start_ranks(size, unexpected))
+    try:
+        wishes = workload(1, count=6)
+        expected, _ = served(create_runner(args), wishes, overlap=True)
+        assert_equal(served(ranked, wishes, overlap=True)[0], expected, wishes)
     finally:
         ranked.close()
 

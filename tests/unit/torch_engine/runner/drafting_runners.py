@@ -62,7 +62,3 @@ class DraftingRunners:
         runner.draft_model = KnowingModel(model, known, right=RIGHT) if kind == "Eagle3" else model
         config = SpeculativeConfig(decoding_type=kind, max_draft_len=MOST, draft_len_schedule={5: MOST})
         return create_speculation(config, runner, max_num_tokens=STEP_TOKENS)
-
-
-def accepted(speculation: Speculation | None) -> int:
-    return sum(speculation.counts.accepted) if speculation is not None else 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +14,9 @@ from runner_player import VOCAB, random_prompt
 
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.grammars import Grammars
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.speculation.speculation import Speculation
-from trtx.torch_engine.handoff import KvTransport
+from trtx.torch_engine.handoff import KvTransport, create_transport
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Handoff, Logprob, Submit
 from trtx.torch_engine.runner import TorchRunner
@@ -70,6 +72,16 @@ def workload(seed: int, count: int = 14) -> list[Wish]:
         }  # fmt: skip
         wishes.append(Wish(step, prompt, params, dice.choice([None, None, None, dice.randint(0, 9)])))
     return wishes
+
+
+def handoff_workload(seed: int) -> list[Wish]:
+    """:func:`workload` without the log-probabilities of prompts, which only prefill has."""
+    return [wish for wish in workload(seed) if "prompt_logprobs" not in wish.params]
+
+
+def accepted(speculation: Speculation | None) -> int:
+    """Returns the number of drafted tokens that were accepted."""
+    return sum(speculation.counts.accepted) if speculation is not None else 0
 
 
 class Engine:
@@ -145,6 +157,36 @@ def served(
     return engine.answers, engine.paused
 
 
+def served_by_two_engines(wish: Wish, new_engine: Callable[[], Engine]) -> list[int]:
+    """Serves a request in one engine for a few steps, and to its end in another one. Returns the tokens of both.
+
+    As after the death of its worker: Dynamo sends the prompt and the answer so far to another one.
+    """
+    tokens: list[int] = []
+    for steps in (4, 40):
+        left = {"max_tokens": wish.params["max_tokens"] - len(tokens)}
+        rest = Wish(0, wish.prompt + tokens, wish.params | left, None)
+        engine = new_engine()
+        engine.core.submit(Submit(0, rest.prompt, rest.plan))
+        for _ in range(steps):
+            engine.step()
+        tokens += engine.answers[0].tokens
+        engine.core.abort([0])
+        engine.finish()
+    return tokens
+
+
+@contextmanager
+def connected(runners: Sequence[TorchRunner]) -> Iterator[list[KvTransport]]:
+    """The transports of engines in one process, which are closed at the end."""
+    transports = [create_transport(one.pool, one.geometry, routes=["direct"]) for one in runners]
+    try:
+        yield transports
+    finally:
+        for one in transports:
+            one.close()
+
+
 def served_over_a_handoff(
     runners: tuple[TorchRunner, TorchRunner],
     transports: Sequence[KvTransport],
@@ -183,8 +225,11 @@ def served_over_a_handoff(
         if len(decode.answers) == len(wishes) and decode.is_idle and step > max(aborts.values(), default=0):
             break
     decode.finish()
-    for _ in range(200):
+    # Releases come from a thread of the transport. A lease that is not released holds its blocks for 60 s.
+    deadline = time.monotonic() + 20
+    while prefill.core.scheduler.pool.num_held and time.monotonic() < deadline:
         prefill.step()
+        time.sleep(0.001)
     prefill.finish()
     return decode
 

@@ -75,6 +75,11 @@ def follows_its_grammar(wish: Wish, answer: Answer) -> bool:
     return True
 
 
+def num_whole(answers: dict[int, Answer], wishes: list[Wish]) -> int:
+    """Returns the number of answers that are whole, all of which follow their grammars."""
+    return sum(follows_its_grammar(wish, answers[index]) for index, wish in enumerate(wishes))
+
+
 def served_guided(
     runner: TorchRunner,
     wishes: list[Wish],

@@ -13,7 +13,7 @@ from runner_player import VOCAB, random_prompt
 
 from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.core.engine_core import EngineCore
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import TorchRunner

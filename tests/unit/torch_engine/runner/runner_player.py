@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
@@ -37,16 +38,25 @@ _EXPERTS: dict[str, Any] = {
     "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "norm_topk_prob": True,
     "mlp_only_layers": [0],
 }  # fmt: skip
-FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe")
+# Two layers of three have the window. The limit clamps some of the gates, and the ends of the ramp are no whole pairs.
+_GPT_OSS: dict[str, Any] = {
+    "num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 24, "sliding_window": 13, "swiglu_limit": 1.5,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe", "gpt_oss")
 
 
 def build(family: str, **changes: Any) -> PreTrainedModel:
     """A random float32 model: qwen2 with biases, qwen3 with head norms and an odd head, llama tied and rope-scaled,
-    qwen3_moe with experts in all layers but the first."""
+    qwen3_moe with experts in all layers but the first, gpt_oss with sinks, windows, biases and clamped experts."""
     configs = {
         "qwen2": lambda: Qwen2Config(**_SHAPE | changes),
         "qwen3": lambda: Qwen3Config(**_SHAPE | {"head_dim": 24} | changes),
         "qwen3_moe": lambda: Qwen3MoeConfig(**_SHAPE | _EXPERTS | changes),
+        "gpt_oss": lambda: GptOssConfig(**_SHAPE | _GPT_OSS | changes),
         "mistral": lambda: MistralConfig(**_SHAPE | changes),
         "llama": lambda: LlamaConfig(**_SHAPE | {"tie_word_embeddings": True, "rope_parameters": _LLAMA3} | changes),
     }
@@ -54,6 +64,8 @@ def build(family: str, **changes: Any) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(configs[family]()).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if "sinks" in name:
+                parameter.add_(torch.randn_like(parameter) * 2)
             if "bias" in name or "norm" in name:  # transformers starts them at 0 and 1, which would hide a swap
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     return model
@@ -129,10 +141,14 @@ class Player:
 
     def add(self, prompt: list[int], *, room: int = 64, **more: Any) -> Playing:
         """``room``: how many tokens may be generated."""
-        first, *others = (self.blocks(len(prompt) + room) for _ in self.runner.geometry.groups)
-        playing = Playing(self._next_slot, prompt, first, more_blocks=others, **more)
+        playing = self.add_in(self._next_slot, prompt, len(prompt) + room, **more)
         self._next_slot += 1
         return playing
+
+    def add_in(self, slot: int, prompt: list[int], num_tokens: int, **more: Any) -> Playing:
+        """``num_tokens``: those that the sequence has blocks for."""
+        first, *others = (self.blocks(num_tokens) for _ in self.runner.geometry.groups)
+        return Playing(slot, prompt, first, more_blocks=others, **more)
 
     def step(self, playing: Sequence[Playing], *, chunk: int = 10_000) -> None:
         shares = [(one, one.share(chunk)) for one in playing]

@@ -34,19 +34,23 @@ VOCAB, PROMPT, COUNT = 61, 40, 4
 FAMILIES = {architecture: family.model_type for architecture, family in KNOWN_FAMILIES.items()}
 
 
-EXPERTS: dict[str, Any] = {
-    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True,
-    "decoder_sparse_step": 1, "mlp_only_layers": [],
+EXPERTS: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "qwen3_moe": {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
+    # A limit that clamps some of the gates, and a window that the prompt exceeds.
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "swiglu_limit": 0.7, "sliding_window": 9},
 }  # fmt: skip
 
 
 def base(architecture: str) -> dict[str, Any]:
     """As its publisher would write it, tiny; with so short a theta that every pair turns within the prompt."""
-    experts = EXPERTS if KNOWN_FAMILIES[architecture].has_experts else {}
     return {
-        **experts, "architectures": [architecture], "model_type": FAMILIES[architecture], "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        **EXPERTS[KNOWN_FAMILIES[architecture].experts], "architectures": [architecture],
+        "model_type": FAMILIES[architecture], "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 50.0,
         "tie_word_embeddings": False, "dtype": "float32",
     }  # fmt: skip
@@ -142,6 +146,10 @@ REFUSED: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "LlamaForCausalLM": (WINDOW, HALF, ALTERNATING),
     "Qwen3MoeForCausalLM": ({"num_key_value_heads": None}, ALTERNATING),
+    "GptOssForCausalLM": (
+        {"sliding_window": None, "partial_rotary_factor": 1.0},
+        {"max_position_embeddings": 8192, "sliding_window": None},
+    ),
 }
 
 
@@ -235,6 +243,31 @@ def test_fields_of_experts_mean_what_they_mean_to_transformers(
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_experts_per_tok": 6},
+        {"num_local_experts": None, "num_experts": 5},
+        {"swiglu_alpha": 0.8},
+        {"swiglu_limit": 0.3},
+        {"swiglu_limit": 0.0},
+        {"sliding_window": 9, "use_sliding_window": False},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"layer_types": None},
+        {"attention_bias": False},
+        {"rope_parameters": {}},
+        {"experts_per_token": 2, "initial_context_length": 4096},
+        {"head_dim": None, "num_key_value_heads": 4},
+    ],
+    ids=str,
+)
+def test_fields_of_a_gpt_oss_mean_what_they_mean_to_transformers(
+    checkpoints: Checkpoints, changes: dict[str, Any]
+) -> None:
+    changed = base("GptOssForCausalLM") | changes
+    assert checkpoints.check({name: value for name, value in changed.items() if value is not None}) is None
+
+
+@pytest.mark.parametrize(
     ("architecture", "changes", "words"),
     [
         (
@@ -253,6 +286,38 @@ def test_fields_of_experts_mean_what_they_mean_to_transformers(
             "Qwen3MoeForCausalLM",
             {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["*.experts.2.*"]}},
             "excludes model.layers.0.mlp.experts.2.gate_proj; the torch engine expects all experts of a layer in one",
+        ),
+        ("GptOssForCausalLM", {"num_experts": 4}, "num_local_experts is 6; expected 4 as in num_experts"),
+        ("GptOssForCausalLM", {"num_experts_per_tok": 7}, "num_experts_per_tok is 7; expected at most num_local_exp"),
+        ("GptOssForCausalLM", {"experts_per_token": 3}, "experts_per_token is 3; expected 2 as in num_experts_per_tok"),
+        (
+            "GptOssForCausalLM",
+            {"initial_context_length": 9},
+            "initial_context_length is 9; expected 4096 as original_m",
+        ),
+        ("GptOssForCausalLM", {"swiglu_limit": None}, "swiglu_limit is None; expected a finite number of at least 0"),
+        ("GptOssForCausalLM", {"swiglu_alpha": 2}, "swiglu_alpha is 2; expected a number with a decimal point, as"),
+        ("GptOssForCausalLM", {"moe_intermediate_size": 8}, "moe_intermediate_size is 8; expected no such field in a"),
+        ("GptOssForCausalLM", {"sliding_window": None}, "sliding_window is None; expected a number of positions, or"),
+        (
+            "GptOssForCausalLM",
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["*self_attn*"]}},
+            "to FP8, and the torch engine computes experts in full precision or in MXFP4 as published",
+        ),
+        (
+            "GptOssForCausalLM",
+            {
+                "quantization_config": {
+                    "quant_method": "mxfp4",
+                    "modules_to_not_convert": ["model.layers.0.mlp.experts"],
+                }
+            },
+            "excludes experts from MXFP4, and the torch engine expects all experts of a gpt-oss in one format",
+        ),
+        (
+            "GptOssForCausalLM",
+            {"quantization_config": {"quant_method": "mxfp4"}},
+            "intermediate_size is 48; expected a multiple of 32, the block of MXFP4",
         ),
         ("Qwen3ForCausalLM", {"num_experts": 4}, "num_experts is 4; expected no such field in a Qwen3ForCausalLM"),
     ],
@@ -324,6 +389,10 @@ def _fields() -> dict[str, st.SearchStrategy[Any]]:
         "layer_types": st.sampled_from([None, windows[0], windows[0], *windows]),
         "is_causal": st.sampled_from([True, True, False]),
         "pretraining_tp": st.sampled_from([1, 2]),
+        "swiglu_alpha": st.sampled_from([1.702, 0.8]),
+        "swiglu_limit": st.sampled_from([7.0, 0.3]),
+        "experts_per_token": st.sampled_from([2, 3]),
+        "initial_context_length": st.sampled_from([16, 4096]),
         "attn_logit_softcapping": st.sampled_from([None, None, 30.0]),
     }  # fmt: skip
 

@@ -11,8 +11,10 @@ import torch
 from engine_player import Answer, Engine, Wish, served, workload
 from runner_player import build, random_prompt, save
 
+from trtx.checkpoint import read_model_config
 from trtx.errors import UsageError
 from trtx.torch_engine.handoff import LayoutMismatch, create_transport
+from trtx.torch_engine.kv_layout import layer_groups
 from trtx.torch_engine.messages import Handoff, Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, RowTile
@@ -23,7 +25,10 @@ KINDS = [("float32", "auto"), ("bfloat16", "fp8")]
 ALL_KINDS = [(dtype, kv) for dtype in ("float32", "bfloat16", "float16") for kv in ("auto", "fp8")]
 
 
-@pytest.fixture(scope="module", params=["qwen3", pytest.param("qwen3_moe", marks=pytest.mark.proof)])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3", *(pytest.param(family, marks=pytest.mark.proof) for family in ("qwen3_moe", "gpt_oss"))],
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its gates are no whole number of vectors wide: what is left over must not round otherwise."""
     width = {"moe_intermediate_size": 51} if request.param == "qwen3_moe" else {}
@@ -32,6 +37,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def new_runner(checkpoint: Path, kind: tuple[str, str], num_blocks: int = 60, **more: Any) -> TorchRunner:
     dtype, kv_dtype = kind
+    windows = read_model_config(checkpoint).windows or (None,)
+    num_blocks *= len(layer_groups(windows, 1, 1))  # each group of layers has blocks of its own
     given = {"tokens_per_block": 8, "max_batch_size": 5, "deterministic": True} | more
     return create_runner(
         RunnerArgs(

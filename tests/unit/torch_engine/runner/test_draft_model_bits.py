@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-from drafting_runners import KINDS, DraftingRunners, accepted
-from engine_player import Answer, Engine, Wish, served, served_over_a_handoff, workload
+from drafting_runners import KINDS, DraftingRunners
+from engine_player import (
+    Answer,
+    Engine,
+    Wish,
+    accepted,
+    connected,
+    handoff_workload,
+    served,
+    served_by_two_engines,
+    served_over_a_handoff,
+    workload,
+)
 from examples import first_of
-from guided_player import follows_its_grammar, guided_workload, served_guided
+from guided_player import guided_workload, num_whole, served_guided
 from runner_player import random_prompt
 
-from trtx.torch_engine.handoff import KvTransport, create_transport
-from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.runner import TorchRunner
+from trtx.torch_engine.core.speculation.speculation import Speculation
 
 pytestmark = pytest.mark.slow
 
@@ -59,18 +66,7 @@ def play_guided(runners: DraftingRunners, kind: str, seed: int, *, share: float 
     speculation = runners.always(kind, wishes, expected)
     found = served_guided(runners.get(kind), wishes, overlap=True, speculation=speculation)
     assert_same_bits(found, expected, wishes)
-    whole = sum(follows_its_grammar(wish, found[index]) for index, wish in enumerate(wishes))
-    return len(wishes), accepted(speculation), whole
-
-
-@contextmanager
-def connected(ends: tuple[TorchRunner, TorchRunner]) -> Iterator[list[KvTransport]]:
-    transports = [create_transport(one.pool, one.geometry, routes=["direct"]) for one in ends]
-    try:
-        yield transports
-    finally:
-        for one in transports:
-            one.close()
+    return len(wishes), accepted(speculation), num_whole(found, wishes)
 
 
 def play_over_a_handoff(runners: DraftingRunners, kinds: tuple[str, str], seed: int) -> tuple[int, list[int], int]:
@@ -78,7 +74,7 @@ def play_over_a_handoff(runners: DraftingRunners, kinds: tuple[str, str], seed: 
 
     ``kinds``: the draft model of prefill and of decode.
     """
-    wishes = [wish for wish in workload(seed) if "prompt_logprobs" not in wish.params]
+    wishes = handoff_workload(seed)
     expected, _ = served(runners.get(""), wishes, overlap=False)
     ends = runners.get(kinds[0], PREFILL_BLOCKS), runners.get(kinds[1], DECODE_BLOCKS)
     speculations = (
@@ -128,22 +124,16 @@ def test_prefill_and_decode_may_have_different_draft_models(runners: DraftingRun
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_that_goes_on_in_another_engine_has_the_same_bits(runners: DraftingRunners, kind: str) -> None:
-    """As after the death of its worker: Dynamo sends the prompt and the answer so far to another one."""
     wish = Wish(0, random_prompt(10, 0), {"max_tokens": 30}, None)
     expected, _ = served(runners.get(""), [wish], overlap=False)
-    tokens: list[int] = []
-    for steps in (4, 40):
-        rest = Wish(0, wish.prompt + tokens, {"max_tokens": 30 - len(tokens)}, None)
-        speculation = runners.always(kind, [wish], expected)
-        engine = Engine(runners.get(kind), overlap=True, speculation=speculation)
-        engine.core.submit(Submit(0, rest.prompt, rest.plan))
-        for _ in range(steps):
-            engine.step()
-        tokens += engine.answers[0].tokens
-        engine.core.abort([0])
-        engine.finish()
-        assert accepted(speculation)
-    assert tokens == expected[0].tokens
+    speculations: list[Speculation | None] = []
+
+    def new_engine() -> Engine:
+        speculations.append(runners.always(kind, [wish], expected))
+        return Engine(runners.get(kind), overlap=True, speculation=speculations[-1])
+
+    assert served_by_two_engines(wish, new_engine) == expected[0].tokens
+    assert all(map(accepted, speculations))
 
 
 @pytest.mark.proof

@@ -44,10 +44,15 @@ WINDOWS = Case(
      ("layer_types", ("sliding_attention", "full_attention") * 2)),
     host_share=3,  # the tier evicts too
 )  # fmt: skip
+SINKS = Case("gpt_oss", host_share=3)
 PREEMPTED = replace(FP8, overlap=True, batch=64, longest_answer=24)
 
 
-@pytest.mark.parametrize("case", [PLAIN, FP8, WINDOWS], ids=["plain", "fp8", "windows"])
+@pytest.mark.parametrize(
+    "case",
+    [PLAIN, FP8, WINDOWS, pytest.param(SINKS, marks=pytest.mark.proof)],
+    ids=["plain", "fp8", "windows", "sinks"],
+)
 def test_a_small_pool_above_host_memory_answers_like_a_large_one(case: Case, tmp_path: Path) -> None:
     _compare(tmp_path, case, count=20, requests=100, share=4)
 

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_player import Engine, Wish, assert_equal, served, served_over_a_handoff, workload
+from engine_player import (
+    Engine,
+    Wish,
+    assert_equal,
+    connected,
+    handoff_workload,
+    served,
+    served_over_a_handoff,
+    workload,
+)
 from examples import first_of
 from runner_player import build, random_prompt, save
 
@@ -59,17 +68,15 @@ def runners(checkpoint: Path) -> tuple[TorchRunner, TorchRunner]:
 
 @pytest.fixture
 def transports(runners: tuple[TorchRunner, TorchRunner]) -> Iterator[list[KvTransport]]:
-    ends = [create_transport(runner.pool, runner.geometry, routes=["direct"]) for runner in runners]
-    yield ends
-    for end in ends:
-        end.close()
+    with connected(runners) as ends:
+        yield ends
 
 
 @pytest.mark.parametrize("seed", first_of(1, range(2)))
 def test_tokens_are_the_same_over_a_handoff(
     runner: TorchRunner, runners: tuple[TorchRunner, TorchRunner], transports: list[KvTransport], seed: int
 ) -> None:
-    wishes = [wish for wish in workload(20 + seed) if "prompt_logprobs" not in wish.params]
+    wishes = handoff_workload(20 + seed)
     expected, _ = served(runner, wishes, overlap=False)
     decode = served_over_a_handoff(runners, transports, wishes)
     assert_equal(decode.answers, expected, wishes)

@@ -14,7 +14,7 @@ from seeing_player import IMAGE, ROWS, Oracle, Sight
 
 from trtx.ipc.shared_tensor import SharedTensor, share
 from trtx.torch_engine.core.engine_core import EngineCore
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.handoff import KvTransport, create_transport
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Handoff, Submit

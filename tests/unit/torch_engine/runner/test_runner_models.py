@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from examples import first_of
-from runner_player import FAMILIES, Player, Playing, build, random_prompt, reference_tokens, save
+from runner_player import FAMILIES, Player, build, random_prompt, reference_tokens, save
 from transformers import PreTrainedModel
 
 from trtx.torch_engine.llmapi.sampling import SamplingParams
@@ -86,8 +86,10 @@ def test_cached_prefix_blocks_of_another_sequence_give_the_tokens_of_a_cold_star
     prefix = random_prompt(40, 5)  # five whole blocks of eight
     first, cold = player.add(prefix + random_prompt(9, 6)), player.add(prefix + random_prompt(13, 7))
     player.finish([first, cold], 12)
-    own = player.blocks(13 + 12)
-    warm = Playing(9, cold.prompt, first.block_ids[:5] + own, computed=40)
+    warm = player.add_in(9, cold.prompt, 13 + 12, computed=40)
+    warm.block_ids[:0] = first.block_ids[:5]
+    for own, cached in zip(warm.more_blocks, first.more_blocks, strict=True):
+        own[:0] = cached[:5]
     assert player.finish([warm], 12) == [cold.output]
 
 
@@ -96,24 +98,25 @@ def test_a_preempted_sequence_resumes_in_another_slot_with_the_same_tokens(runne
     calm, moved = (player.add(random_prompt(30, 8), room=40) for _ in range(2))
     player.finish([calm], 30)
     player.finish([moved], 11)
-    resumed = Playing(12, moved.prompt, player.blocks(80), output=list(moved.output))
+    resumed = player.add_in(12, moved.prompt, 80, output=list(moved.output))
     assert player.finish([resumed], 30, chunk=16) == [calm.output]
 
 
 def test_a_slot_that_is_taken_again_forgets_the_sequence_before(model: PreTrainedModel, runner: TorchRunner) -> None:
     player = Player(runner)
-    player.finish([Playing(4, random_prompt(60, 1), player.blocks(100))], 20)
+    player.finish([player.add_in(4, random_prompt(60, 1), 100)], 20)
     prompt = random_prompt(17, 2)
-    tokens = player.finish([Playing(4, prompt, player.blocks(60))], 20)
+    tokens = player.finish([player.add_in(4, prompt, 60)], 20)
     assert tokens == [reference_tokens(model, prompt, 20)]
 
 
 def test_blocks_appended_while_decoding_are_used(model: PreTrainedModel, runner: TorchRunner) -> None:
     player, prompt = Player(runner), random_prompt(8, 4)
-    playing = Playing(0, prompt, player.blocks(8))
+    playing = player.add_in(0, prompt, 8)
     while len(playing.output) < 30:
         if len(playing.prompt) + len(playing.output) > 8 * len(playing.block_ids):
-            playing.block_ids += player.blocks(1)
+            for blocks in (playing.block_ids, *playing.more_blocks):
+                blocks += player.blocks(1)
         player.step([playing])
     assert playing.output == reference_tokens(model, prompt, 30)
 
@@ -123,5 +126,5 @@ def test_kv_is_written_to_the_listed_blocks_alone(runner: TorchRunner) -> None:
     playing = player.add(random_prompt(21, 0), room=3)
     player.finish([playing], 3)
     touched = runner.pool.flatten(1).any(dim=1).nonzero().flatten().tolist()
-    assert set(touched) == set(playing.block_ids)
+    assert set(touched) == set(playing.block_ids).union(*playing.more_blocks)
     assert runner.pool.is_contiguous() and runner.pool[0].nbytes == runner.geometry.block_bytes

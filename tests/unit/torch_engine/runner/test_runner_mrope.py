@@ -16,7 +16,7 @@ from examples import first_of
 from mrope_player import FAMILIES, IMAGE, PROMPTS, VIDEO, Film, Grid, Seen, build_vl
 
 from trtx.torch_engine.core.engine_core import EngineCore
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.handoff import KvTransport, create_transport
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.media_positions import extent, position_delta

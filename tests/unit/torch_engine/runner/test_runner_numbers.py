@@ -10,7 +10,7 @@ import torch
 from runner_player import VOCAB, build, random_prompt, save
 
 from trtx.torch_engine.core.engine_core import EngineCore
-from trtx.torch_engine.core.scheduler import SchedulerLimits
+from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, create_runner

@@ -27,11 +27,12 @@ _ALTERNATING = ["sliding_attention", "full_attention"] * 2
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[int | None, ...]]] = {
     "mistral": ("mistral", {"sliding_window": 9}, (9,)),
     "qwen3, one layer of four sees all": ("qwen3", _MIXED | {"max_window_layers": 1}, (None, 13, 13, 13)),
+    "gpt-oss, with sinks": ("gpt_oss", {"num_hidden_layers": 4}, (None, 13)),
     "qwen2 alternating": ("qwen2", _MIXED | {"layer_types": _ALTERNATING}, (None, 13)),
 }
 
 
-@pytest.fixture(scope="module", params=first_of(2, MODELS))
+@pytest.fixture(scope="module", params=first_of(3, MODELS))
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     family, changes, _ = MODELS[request.param]
     built = build(family, **changes)

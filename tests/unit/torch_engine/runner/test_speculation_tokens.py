@@ -7,18 +7,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_player import Answer, Engine, Wish, assert_equal, served, served_over_a_handoff, workload
+from engine_player import (
+    Answer,
+    Engine,
+    Wish,
+    accepted,
+    assert_equal,
+    connected,
+    handoff_workload,
+    served,
+    served_by_two_engines,
+    served_over_a_handoff,
+    workload,
+)
 from examples import first_of
-from guided_player import follows_its_grammar, guided_workload, served_guided
+from guided_player import guided_workload, num_whole, served_guided
 from knowing_drafter import KnowingDrafter
 from runner_player import VOCAB, build, random_prompt, save
 
 from trtx.torch_engine.core.speculation.drafters import Drafter, NGramDrafter
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
 from trtx.torch_engine.core.speculation.sources import LookupDrafts
-from trtx.torch_engine.core.speculation.speculation import Speculation, SpeculationCounts
+from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.core.speculation.suffixes import SuffixDrafter
-from trtx.torch_engine.handoff import KvTransport, create_transport
+from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
@@ -70,10 +82,6 @@ DRAFTERS: dict[str, Callable[[list[Wish], dict[int, Answer]], Drafter]] = {
 }
 
 
-def accepted(counts: SpeculationCounts) -> int:
-    return sum(counts.accepted)
-
-
 def play(runner: TorchRunner, seed: int, drafter: str) -> Speculation:
     wishes = workload(seed)
     expected, _ = served(runner, wishes, overlap=False)
@@ -86,9 +94,9 @@ def play(runner: TorchRunner, seed: int, drafter: str) -> Speculation:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("seed", first_of(1, [1, 0, 3]))
 def test_tokens_are_the_same_with_and_without_speculation(runner: TorchRunner, seed: int, drafter: str) -> None:
-    counts = play(runner, seed, drafter).counts
-    assert accepted(counts)
-    assert sum(counts.drafted) > accepted(counts), "no guess was wrong"
+    speculation = play(runner, seed, drafter)
+    assert accepted(speculation)
+    assert sum(speculation.counts.drafted) > accepted(speculation), "no guess was wrong"
 
 
 @pytest.mark.proof
@@ -106,10 +114,8 @@ def prefill_runner(checkpoint: Path) -> TorchRunner:
 
 @pytest.fixture
 def transports(prefill_runner: TorchRunner, runner: TorchRunner) -> Iterator[list[KvTransport]]:
-    ends = [create_transport(one.pool, one.geometry, routes=["direct"]) for one in (prefill_runner, runner)]
-    yield ends
-    for end in ends:
-        end.close()
+    with connected((prefill_runner, runner)) as ends:
+        yield ends
 
 
 def play_over_a_handoff(
@@ -120,12 +126,12 @@ def play_over_a_handoff(
     sides: tuple[bool, bool],
 ) -> tuple[list[int], int]:
     """Returns the number of accepted tokens of each side, and the steps in which a preempted sequence waited."""
-    wishes = [wish for wish in workload(seed) if "prompt_logprobs" not in wish.params]
+    wishes = handoff_workload(seed)
     expected, _ = served(runners[1], wishes, overlap=False)
     speculations = tuple(always(DRAFTERS[drafter](wishes, expected)) if speculates else None for speculates in sides)
     decode = served_over_a_handoff(runners, transports, wishes, (speculations[0], speculations[1]))
     assert_equal(decode.answers, expected, wishes)
-    return [accepted(one.counts) if one else 0 for one in speculations], decode.paused
+    return [accepted(one) for one in speculations], decode.paused
 
 
 DECODE, BOTH, PREFILL = (False, True), (True, True), (True, False)
@@ -160,23 +166,16 @@ def test_tokens_are_the_same_over_a_handoff_in_many_workloads(
 
 
 def test_a_request_that_goes_on_in_another_engine_has_the_same_tokens(runner: TorchRunner) -> None:
-    """As after the death of its worker: Dynamo sends the prompt and the answer so far to another one."""
     wish = Wish(0, random_prompt(10, 0), {"max_tokens": 30}, None)
     expected, _ = served(runner, [wish], overlap=False)
-    counts: list[int] = []
-    tokens: list[int] = []
-    for steps in (4, 40):
-        speculation = always(knowing([wish], expected))
-        engine = Engine(runner, overlap=True, speculation=speculation)
-        rest = Wish(0, wish.prompt + tokens, {"max_tokens": 30 - len(tokens)}, None)
-        engine.core.submit(Submit(0, rest.prompt, rest.plan))
-        for _ in range(steps):
-            engine.step()
-        tokens += engine.answers[0].tokens
-        engine.core.abort([0])
-        engine.finish()
-        counts.append(accepted(speculation.counts))
-    assert tokens == expected[0].tokens and all(counts)
+    speculations: list[Speculation] = []
+
+    def new_engine() -> Engine:
+        speculations.append(always(knowing([wish], expected)))
+        return Engine(runner, overlap=True, speculation=speculations[-1])
+
+    assert served_by_two_engines(wish, new_engine) == expected[0].tokens
+    assert all(map(accepted, speculations))
 
 
 def play_guided(runner: TorchRunner, seed: int) -> tuple[int, int]:
@@ -186,11 +185,7 @@ def play_guided(runner: TorchRunner, seed: int) -> tuple[int, int]:
     speculation = always(knowing(wishes, expected))
     found = served_guided(runner, wishes, overlap=True, speculation=speculation)
     assert_equal(found, expected, wishes)
-    return accepted(speculation.counts), num_whole(found, wishes)
-
-
-def num_whole(found: dict[int, Answer], wishes: list[Wish]) -> int:
-    return sum(follows_its_grammar(wish, found[index]) for index, wish in enumerate(wishes))
+    return accepted(speculation), num_whole(found, wishes)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -215,7 +210,7 @@ def test_no_answer_of_2000_breaks_its_grammar(runner: TorchRunner, drafter: str)
         whole += num_whole(served_guided(runner, wishes, overlap=True, speculation=speculation), wishes)
         if whole >= 2000:
             break
-    assert accepted(speculation.counts) > 1000
+    assert accepted(speculation) > 1000
 
 
 def test_a_deterministic_engine_gives_the_same_logprobs_to_the_last_bit(checkpoint: Path) -> None:
@@ -227,7 +222,7 @@ def test_a_deterministic_engine_gives_the_same_logprobs_to_the_last_bit(checkpoi
     expected, _ = served(runner, wishes, overlap=False)
     speculation = always(knowing(wishes, expected))
     found, _ = served(runner, wishes, overlap=True, speculation=speculation)
-    assert accepted(speculation.counts) > 10
+    assert accepted(speculation) > 10
     for index in range(len(wishes)):
         assert found[index] == expected[index]
 
@@ -239,7 +234,7 @@ def test_overlap_goes_on_where_nothing_is_drafted_and_tokens_are_the_same(runner
     speculation = always(knowing(wishes, expected), is_asynchronous=True)
     found, _ = served(runner, wishes, overlap=True, speculation=speculation)
     assert_equal(found, expected, wishes)
-    assert accepted(speculation.counts)
+    assert accepted(speculation)
 
 
 def test_a_padded_pass_gives_the_same_tokens(checkpoint: Path, runner: TorchRunner) -> None:
@@ -254,7 +249,7 @@ def test_a_padded_pass_gives_the_same_tokens(checkpoint: Path, runner: TorchRunn
     speculation = always(knowing(wishes, expected))
     found, _ = served(padded, wishes, overlap=True, speculation=speculation)
     assert_equal(found, expected, wishes)
-    assert accepted(speculation.counts)
+    assert accepted(speculation)
 
 
 def test_a_right_draft_saves_steps_and_one_beyond_the_limits_is_not_made(runner: TorchRunner) -> None:

@@ -1,9 +1,10 @@
 """Decides which blocks are copied to host memory and which are copied back, and tracks the copies under way.
 
-A block's content is stored *before* the block is evicted. While fewer than a quarter of the device's blocks are free or
-have a copy in host memory, the blocks next in eviction order are copied on a separate stream. Cached blocks do not
-change, so no step has to wait for these copies. If a block is evicted without a copy, it is copied at that moment. The
-next step waits, on the device, for copies of evicted blocks that are still under way.
+A block's content is stored *before* the block is evicted. The aim is that an admission finds all of its blocks free or
+copied to host memory: a quarter of the device's blocks, or as many as the largest recent prompt took if that is more.
+Until then, the blocks next in eviction order are copied on a separate stream. Cached blocks do not change, so no step
+has to wait for these copies. If a block is evicted without a copy, it is copied at that moment. The next step waits, on
+the device, for copies of evicted blocks that are still under way.
 
 The copy in host memory remains after a load, so that the next eviction of the same content costs nothing. When the tier
 is full, a new content replaces the next one in eviction order only if prompts needed it at least as often. Therefore
@@ -28,13 +29,21 @@ from trtx.torch_engine.core.host_tier.request_counts import AskedNames
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.sequence import Sequence
 
-READY_SHARE = 0.25
-"""Share of the device's blocks that are free or have a copy below, so that an admission finds blocks at once."""
+READY_SHARE, MOST_READY_SHARE = 0.25, 0.75
+"""Bounds of the share of the device's blocks that are free or have a copy below, so that an admission drops nothing."""
+
+KEPT_OF_LARGEST = 0.98
+"""What each admission leaves of the largest one before it: the size of the last hundred or so counts."""
 
 MOST_STORING = 64
 MOST_STORING_BYTES = 256 << 20
 """Blocks, and bytes, on their way to host memory at once: they bound how long a step can wait for stores. At 50 GB/s
 256 MiB take 5 ms.
+"""
+
+STORED_BESIDE_PROMPTS = 0.5
+"""Further blocks that may be on their way, for each block that the step fills with prompt tokens. On an H200 the 8B
+shape computes a block of 32 tokens in 0.7 ms and stores it in 0.1 ms, so these copies end before the step does.
 """
 
 LOAD_TIMEOUT_S = 5.0
@@ -121,7 +130,7 @@ class HostTier:
         self._clock = clock
         self._asked = AskedNames(4 * (copies.num_blocks + device.num_blocks))
         self._most_storing = max(1, min(MOST_STORING, MOST_STORING_BYTES // copies.block_bytes))
-        self._num_ready = int(device.num_blocks * READY_SHARE)
+        self._largest = 0.0  # blocks that a recent admission took
         self._storing: dict[bytes, int] = {}  # content -> host block, queued or on its way
         self._sources: Counter[int] = Counter()  # device blocks that stores read
         self._queued = _Queued()
@@ -139,7 +148,7 @@ class HostTier:
 
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
         for block_id, name in blocks:
-            if not self.holds(name) and not self._store(block_id, name):
+            if not self.holds(name) and not self._store(block_id, name, self._most_storing):
                 self.counters.dropped += 1
             if self._sources[block_id]:
                 self._must_hold = True
@@ -169,9 +178,9 @@ class HostTier:
 
     # --- stores ---
 
-    def _store(self, block_id: int, name: bytes) -> bool:
-        """Queues a store, unless the policy rejects the content or too many stores are under way."""
-        if len(self._storing) >= self._most_storing or not self._is_worth_it(block_id, name):
+    def _store(self, block_id: int, name: bytes, most_storing: int) -> bool:
+        """Queues a store, unless the policy rejects the content or ``most_storing`` stores are under way."""
+        if len(self._storing) >= most_storing or not self._is_worth_it(block_id, name):
             return False
         allocated = self.pool.allocate(1)
         if allocated is None:
@@ -203,14 +212,21 @@ class HostTier:
         self.pool.use(victim_id)
         return False
 
-    def _store_ahead(self) -> None:
-        """Queues stores of the blocks that are evicted next."""
+    def admitted(self, num_blocks: int) -> None:
+        """Notes how many of the device's blocks an admission took."""
+        self._largest = max(float(num_blocks), KEPT_OF_LARGEST * self._largest)
+
+    def _store_ahead(self, prompt_blocks: int) -> None:
+        """Queues stores of the blocks that are evicted next. ``prompt_blocks``: those that the step fills."""
         device = self._device
-        while device.num_ready < self._num_ready and len(self._storing) < self._most_storing:
+        least, most = (int(device.num_blocks * share) for share in (READY_SHARE, MOST_READY_SHARE))
+        wanted = min(max(least, round(self._largest)), most)
+        most_storing = self._most_storing + int(prompt_blocks * STORED_BESIDE_PROMPTS)
+        while device.num_ready < wanted and len(self._storing) < most_storing:
             if (found := device.first_uncopied()) is None:
                 break
             block_id, name = found
-            self._store(block_id, name)
+            self._store(block_id, name, most_storing)
             device.set_copied(name, is_copied=True)  # also if it is not worth a copy: then it is ready to be evicted
 
     # --- loads ---
@@ -247,9 +263,12 @@ class HostTier:
 
     # --- both ---
 
-    def start(self, *, before_reads: bool) -> None:
-        """Starts the queued copies. Call it after each schedule, before the step and the reads of peers start."""
-        self._store_ahead()
+    def start(self, *, before_reads: bool, prompt_tokens: int) -> None:
+        """Starts the queued copies. Call it after each schedule, before the step and the reads of peers start.
+
+        ``prompt_tokens``: those that the step computes.
+        """
+        self._store_ahead(prompt_tokens // self._device.tokens_per_block)
         queued = self._queued
         if queued.names:
             copy = self._copies.store(queued.device_ids, queued.host_ids)

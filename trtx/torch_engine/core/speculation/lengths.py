@@ -92,6 +92,31 @@ class DraftLengths:
             return min(self._most, scheduled)
         return self._most
 
+    def may_pay(self, batch: int) -> bool:
+        """Whether :meth:`choose` could draft anything at ``batch`` decoding sequences, whatever the drafts are.
+
+        It costs next to nothing, so that the drafts of a large batch are looked for only where they can matter.
+        """
+        most_tokens = batch * self.limit(batch)
+        if self._schedule is not None or not most_tokens:
+            return bool(most_tokens)
+        plain = self._times.expected(batch, 0)
+        if plain is None or self._since_plain >= _REFRESH:
+            return False
+        if self._since_draft >= self._next_try:
+            return True
+        rate = max((one.value for one in self._rates.values()), default=0.0)
+        rate = max(rate, AcceptanceRate().value)  # other matches may be longer than those that were seen
+        for exponent in range(most_tokens.bit_length() + 1):  # durations are known by powers of two
+            total = min(1 << exponent, most_tokens)
+            gain = rate * total if total <= batch else batch * _expected(rate, -(-total // batch))
+            if (batch + gain) / self._seconds(batch, total, plain) > _MARGIN * batch / plain:
+                return True
+        return False
+
+    def _seconds(self, batch: int, drafted: int, plain: float) -> float:
+        return self._times.expected(batch, drafted) or plain * _slowdown(batch, drafted)
+
     def choose(self, batch: int, drafts: Sequence[Draft]) -> list[int]:
         """Returns the number of tokens to verify for each draft in a step of ``batch`` decoding sequences."""
         whole = [len(draft.tokens) for draft in drafts]
@@ -108,7 +133,7 @@ class DraftLengths:
             if not total:
                 continue
             gain = sum(_expected(rate, length) for rate, length in zip(rates, lengths, strict=True))
-            seconds = self._times.expected(batch, total) or plain * _slowdown(batch, total)
+            seconds = self._seconds(batch, total, plain)
             if (batch + gain) / seconds > best:
                 best, chosen = (batch + gain) / seconds, lengths
         self._is_try = not any(chosen) and self._since_draft >= self._next_try

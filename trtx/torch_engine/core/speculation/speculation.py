@@ -70,6 +70,8 @@ class Speculation:
         able = [one for one in decodes if limit and _may_draft(one)]
         if not able or not self._is_asynchronous:
             return bool(able)
+        if not self._lengths.may_pay(len(decodes)):
+            return False
         began = time.perf_counter()
         probes = self._source.outlook(able, [_PROBED] * len(able))
         later = [Draft(probe.tokens[1:], probe.strength) for probe in probes]
@@ -85,7 +87,7 @@ class Speculation:
         ``room_for`` allocates blocks for the tokens of a draft, and returns for how many of them there is room.
         """
         limit = self._lengths.limit(len(decodes))
-        if not limit:
+        if not limit or not self._lengths.may_pay(len(decodes)):
             return []
         began = time.perf_counter()
         outlook = self._source.outlook(decodes, [min(limit, _most_tokens(one)) for one in decodes])

@@ -117,6 +117,11 @@ class SuffixDrafter:
 
     The global pool is of all sequences without a ``cache_salt``. A salted sequence looks in itself only, as every
     sequence does without the pool.
+
+    Compared with ``SADecodingConfig`` of TensorRT-LLM's llm_args.py (a main between 1.3.0rc20 and 1.3.0rc22). The
+    fields mean the same, and the answers can't differ. Upstream's pool evicts the oldest ended request when
+    ``global_pool_size`` are held, max(64, max_batch_size) by default, and matches at most 64 tokens; one automaton of
+    all sequences can't forget a single one, so this pool begins anew, and matches are of any length.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The encode role for engines that take embeddings: takes other workers' images, returns their embeddings' handles."""
+"""The encode role for engines that take embeddings (the torch engine): encodes images that other workers send."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trtx.worker.requests.chunks import Chunk
 from trtx.worker.requests.invalid_request import InvalidRequest
 
 
-class PictureEncoder:
+class EmbeddingEncoder:
     """Serves encode requests with ``embedder``. Keeps the embeddings in ``cache``, which owns their files.
 
     A requester gets a second hard link to a file, under a lease of ``exports``, so an embedding whose requester has

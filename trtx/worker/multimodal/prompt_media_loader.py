@@ -19,7 +19,7 @@ from trtx.media import Blob, HeldMedia, MediaLimits
 from trtx.media.fetch import fetch
 from trtx.text import Tokenizer
 from trtx.worker.background import all_or_cancel
-from trtx.worker.multimodal import encoding
+from trtx.worker.multimodal import handle_encoder
 from trtx.worker.multimodal.decoding import Decoding
 from trtx.worker.multimodal.embedders import NoEncoder
 from trtx.worker.multimodal.images import Placeholders, Sent, check_counts, check_placeholders, sent_media
@@ -34,30 +34,30 @@ _NO_TOWER = "TLLM_MULTIMODAL_DISAGGREGATED"
 """TensorRT-LLM's variable: if it is 1, the LLM loads no vision tower and depends on encode workers."""
 
 
-class PromptLooking:
+class PromptRequestMedia:
     """One request's images, loaded at the first use and released at the request's end."""
 
-    def __init__(self, sight: PromptSight, sent: Sequence[Sent]) -> None:
-        self._sight, self._sent = sight, sent
+    def __init__(self, loader: PromptMediaLoader, sent: Sequence[Sent]) -> None:
+        self._loader, self._sent = loader, sent
         self._ready: ReadyPrompt | None = None
 
     def __len__(self) -> int:
         return len(self._sent)
 
     async def ready(self, token_ids: Sequence[int]) -> ReadyPrompt:
-        """The prompt with its images. Raises the errors of :meth:`PromptSight.look`."""
-        self._ready = await self._sight.look(token_ids, self._sent)
+        """The prompt with its images. Raises the errors of :meth:`PromptMediaLoader.load`."""
+        self._ready = await self._loader.load(token_ids, self._sent)
         return self._ready
 
     def close(self) -> None:
         if self._ready is not None and not self._ready.is_taken:
-            self._sight.forget(self._ready)
+            self._loader.forget(self._ready)
 
 
-class PromptSight:
-    """A worker's image loader.
+class PromptMediaLoader:
+    """The image loader of a worker whose engine preprocesses images itself.
 
-    ``workers``: the encode workers of its topology; None if the engine's own tower encodes.
+    ``workers``: the encode workers of its topology; None if the engine's own vision tower encodes.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PromptSight:
         metrics: MediaMetrics,
         share_bytes: Callable[[Any], SharedTensor] = share,
     ) -> None:
-        assert engine.facts.image_token_id is not None, "asked of engines that take images only"
+        assert engine.facts.image_token_id is not None, "only engines that take images have a loader"
         self.placeholders = Placeholders(engine.facts.image_token_id)
         self._engine, self._decoding, self._tokenizer = engine, decoding, tokenizer
         self._workers, self._limits, self._metrics = workers, limits, metrics
@@ -81,7 +81,7 @@ class PromptSight:
         self._turn = 0
         self._dropping: set[asyncio.Future[None]] = set()
 
-    def looking(self, wire: Mapping[str, Any]) -> PromptLooking | None:
+    def media_of(self, wire: Mapping[str, Any]) -> PromptRequestMedia | None:
         """The images of Dynamo's request, before any is fetched; None if it has neither images nor placeholders.
 
         Raises InvalidRequest.
@@ -91,9 +91,9 @@ class PromptSight:
         if any(one.kind == "embedding" for one in sent):
             raise InvalidRequest("the request brings an embedding, expected images: this engine takes no other media")
         check_placeholders(wire.get("token_ids") or (), self.placeholders, sent)
-        return PromptLooking(self, sent) if sent else None
+        return PromptRequestMedia(self, sent) if sent else None
 
-    async def look(self, token_ids: Sequence[int], sent: Sequence[Sent]) -> ReadyPrompt:
+    async def load(self, token_ids: Sequence[int], sent: Sequence[Sent]) -> ReadyPrompt:
         """Loads the images into a prompt.
 
         Raises MediaError, InvalidRequest, NoEncoder, or the error of the engine's processor.
@@ -155,7 +155,7 @@ class PromptSight:
         """
         async with AsyncExitStack() as held:
             files = [await held.enter_async_context(file_of(blob, self._share)) for blob in blobs]
-            question = encoding.question(text, files, self._engine.facts.context_length)
+            question = handle_encoder.question(text, files, self._engine.facts.context_length)
             ids = sorted(workers.ids())
             self._turn += 1
             for index in range(len(ids)):
@@ -165,8 +165,8 @@ class PromptSight:
                 try:
                     with self._decoding.timed("remote", len(blobs)):
                         async with asyncio.timeout(encode_seconds(self._limits, len(blobs))):
-                            return encoding.read_answer(await workers.ask(worker, question))
-                except encoding.RefusedPicture as refused:
+                            return handle_encoder.read_answer(await workers.ask(worker, question))
+                except handle_encoder.RefusedPicture as refused:
                     raise refused.error.about(blobs[refused.index].label) from refused
                 except Exception as error:
                     logger.warning("encode worker %x did not encode %d images: %r", worker, len(blobs), error)
@@ -182,6 +182,6 @@ class PromptSight:
             if list(self._tokenizer.encode(text).ids) == given:
                 return text
         raise InvalidRequest(
-            "the prompt's tokens are not those of its text, which TensorRT-LLM makes the prompt of beside an encode "
-            "worker's embeddings; send text, or serve without --encode"
+            "the prompt's tokens are not those of its text, but with encode workers TensorRT-LLM tokenizes the text "
+            "again; send text, or serve without --encode"
         )

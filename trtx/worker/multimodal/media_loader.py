@@ -31,8 +31,8 @@ Each fetched file may be as large as ``MediaLimits.max_media_bytes``.
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The loaded images of a request. The engine keeps their embeddings until :meth:`close`."""
+class LoadedMedia:
+    """The loaded media of a request. The engine keeps their embeddings until :meth:`close`."""
 
     pictures: tuple[Picture, ...]  # in the order of the request
     lease: EmbeddingLease[Picture]
@@ -41,37 +41,37 @@ class Seen:
         self.lease.release()
 
 
-class Looking:
-    """One request's images: loaded at the first call of :meth:`pictures`, released at the request's end."""
+class RequestMedia:
+    """One request's media: loaded at the first call of :meth:`pictures`, released when the request ends."""
 
-    def __init__(self, sight: Sight, sent: Sequence[Sent], beside: int) -> None:
-        """``beside``: number of prompt tokens that are not placeholders of ``sent``."""
-        self._sight, self._sent, self._beside = sight, sent, beside
-        self._seen: Seen | None = None
+    def __init__(self, loader: MediaLoader, sent: Sequence[Sent], other_tokens: int) -> None:
+        """``other_tokens``: number of prompt tokens that are not placeholders of ``sent``."""
+        self._loader, self._sent, self._other_tokens = loader, sent, other_tokens
+        self._loaded: LoadedMedia | None = None
 
     def __len__(self) -> int:
         return len(self._sent)
 
     @property
     def config(self) -> VisionConfig:
-        return self._sight.config
+        return self._loader.config
 
     async def pictures(self) -> tuple[Picture, ...]:
-        """Loads the images, once. The engine keeps their embeddings until :meth:`close`.
+        """Loads the media, once. The engine keeps their embeddings until :meth:`close`.
 
-        Raises the errors of :meth:`Sight.look`.
+        Raises the errors of :meth:`MediaLoader.load`.
         """
-        if self._seen is None:
-            self._seen = await self._sight.look(self._sent, self._beside)
-        return self._seen.pictures
+        if self._loaded is None:
+            self._loaded = await self._loader.load(self._sent, self._other_tokens)
+        return self._loaded.pictures
 
     def close(self) -> None:
-        if self._seen is not None:
-            self._seen.close()
+        if self._loaded is not None:
+            self._loaded.close()
 
 
-class Sight:
-    """A worker's image loader.
+class MediaLoader:
+    """The loader of a worker's images and videos, whose embeddings go to the engine.
 
     The cache keys include ``model`` and the preprocessing ``options`` of the media kind.
     """
@@ -99,8 +99,8 @@ class Sight:
         self._counts = asyncio.Semaphore(limits.decode_processes)
         self._held = HeldMedia(limits.media_memory_bytes)
 
-    def looking(self, wire: Mapping[str, Any]) -> Looking | None:
-        """The images of Dynamo's request, not yet fetched; None if it has neither images nor placeholders.
+    def media_of(self, wire: Mapping[str, Any]) -> RequestMedia | None:
+        """The media of Dynamo's request, not yet fetched; None if it has neither media nor placeholders.
 
         Raises InvalidRequest. If the model has a fixed number of rows per image, that includes images that exceed the
         context.
@@ -108,23 +108,23 @@ class Sight:
         sent, token_ids = sent_media(wire, self.config), wire.get("token_ids") or ()
         check_counts(sent, self._limits)
         check_placeholders(token_ids, self.config, sent)
-        beside = len(token_ids) - len(sent)  # so far, each item has one placeholder in the prompt
+        other_tokens = len(token_ids) - len(sent)  # so far, each item has one placeholder in the prompt
         if sent and self.config.tokens_per_image is not None:
-            room_of(beside + len(sent) * self.config.tokens_per_image, self._engine.facts.context_length)
-        return Looking(self, sent, beside) if sent else None
+            room_of(other_tokens + len(sent) * self.config.tokens_per_image, self._engine.facts.context_length)
+        return RequestMedia(self, sent, other_tokens) if sent else None
 
-    async def look(self, sent: Sequence[Sent], beside: int = 0) -> Seen:
-        """Fetches and encodes ``sent``. ``beside``: number of prompt tokens that are not their placeholders.
+    async def load(self, sent: Sequence[Sent], other_tokens: int = 0) -> LoadedMedia:
+        """Fetches and encodes ``sent``. ``other_tokens``: number of prompt tokens that are not their placeholders.
 
         Raises MediaError, InvalidRequest, or NotMade with an encoder's error. After an error or a cancellation, no
         embedding stays pinned in the cache.
 
         If there are several items, the images' headers are read first, to check that all fit the context before any is
-        decoded. A single image, or a video, is checked only after it was encoded.
+        decoded. A single image or a video is checked after it was encoded.
         """
         fetched = await all_or_cancel(self._fetch(one) for one in sent)
         if len(fetched) > 1 and self.config.tokens_per_image is None:
-            await self._check_room(fetched, beside)
+            await self._check_room(fetched, other_tokens)
         wanted = [EmbeddingRequest(key, self._reserved_bytes, self._maker(key, blob)) for key, blob in fetched]
         try:
             lease = await self._cache.lease(wanted)
@@ -141,14 +141,14 @@ class Sight:
         except BaseException:
             lease.release()
             raise
-        return Seen(tuple(found[key] for key, _ in fetched), lease)
+        return LoadedMedia(tuple(found[key] for key, _ in fetched), lease)
 
-    async def _check_room(self, fetched: Sequence[tuple[bytes, Blob]], beside: int) -> None:
+    async def _check_room(self, fetched: Sequence[tuple[bytes, Blob]], other_tokens: int) -> None:
         """Raises InvalidRequest if the media exceed the context, and MediaError for an image with an invalid header."""
         blobs = dict(fetched)
         counts = await all_or_cancel(self._count(key, blob) for key, blob in blobs.items())
         rows = dict(zip(blobs, counts, strict=True))
-        room_of(beside + sum(rows[key] for key, _ in fetched), self._engine.facts.context_length)
+        room_of(other_tokens + sum(rows[key] for key, _ in fetched), self._engine.facts.context_length)
 
     async def _count(self, key: bytes, blob: Blob) -> int:
         """Number of embedding rows of one item; 1, the minimum, if the number is unknown."""

@@ -1,11 +1,12 @@
-"""The HTTP port of a frontend with bounds, whose prompts transformers makes, or whose workers can sleep.
+"""The HTTP proxy in a frontend's process: listens on the public port, and forwards requests to Dynamo's on loopback.
 
-It passes answers on unchanged, except the 503 of a model that sleeps.
+It passes answers on unchanged, except tool calls that were cut (``tool_answers``), the events of ``bypass_events`` and
+the 503 of a model that sleeps.
 
 Dynamo 1.6.1 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
-prompts as token ids. So the door, in the frontend's process, parses each request and makes its prompt in a thread pool.
-Remove it once Dynamo renders templates as transformers does and adds the begin-of-text token (ai-dynamo/dynamo #4610),
-and bounds its queue (``admission``).
+prompts as token ids. So the proxy parses each request and makes its prompt in a thread pool. Remove it once Dynamo
+renders templates as transformers does, adds the begin-of-text token (ai-dynamo/dynamo #4610), and bounds its queue
+(``admission``).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from trtx.frontend.dynamo_connection import AnswerReader, DynamoConnection
 from trtx.frontend.tool_answers import CallRequest
 
 Rewrite = Callable[[str, bytes], bytes]
-"""Takes the path and body of a POST, returns the body with its prompt as token ids. Raises Unrenderable."""
+"""From path and body of a POST to the body with its prompt as token ids. Raises Unrenderable."""
 ReadSlots = Callable[[], int]
 """Returns how many requests the workers compute at once, 0 if that is unknown. Raises OSError."""
 ReadCalls = Callable[[str, bytes], CallRequest | None]
-"""Takes a path and a rewritten body, returns how to ask for an answer with calls, or None to copy the answer."""
+"""From path and rewritten body to the request for a streamed answer with tool calls; None: copy the answer."""
 
 _THREADS = 2
 _SLOTS_SECONDS = 0.5
@@ -41,7 +42,7 @@ _POLL_SECONDS = 0.01
 _CONNECT_SECONDS = 5.0
 
 
-class Door:
+class HttpProxy:
     """Listens on ``address`` in its own thread, and forwards each connection to Dynamo's port on loopback."""
 
     def __init__(
@@ -59,17 +60,19 @@ class Door:
         overload_status: int = _OVERLOADED,
         namespace: str = "",
         why_unavailable: Callable[[], str | None] = lambda: None,
+        drops_bypass_events: bool = False,
     ) -> None:
-        """POSTs to ``paths`` are rewritten. A body of more than ``body_limit`` bytes is refused.
+        """Rewrites POSTs to ``paths`` and refuses bodies of more than ``body_limit`` bytes.
 
-        ``bounds``: how many requests wait and how long they take; ``overload_status`` answers those that may not.
-        Requests of the launcher of ``namespace`` pass them.
-        ``why_unavailable``: returns the text that a 503 of Dynamo gets, or None.
-        ``read_calls``: None if Dynamo has no parser of tool calls, so that all answers are copied.
+        ``bounds``: limits of the queue and of a request's duration; ``overload_status``: the HTTP status of a request
+        beyond the queue's. The launcher of ``namespace`` is exempt. ``why_unavailable``: returns the text that replaces
+        that of Dynamo's 503, or None. ``drops_bypass_events``: whether the router may leave prompts to decode workers,
+        and so adds events to their streams. ``read_calls``: None if Dynamo has no parser of tool calls, so that all
+        answers are copied.
         """
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
         self._read_calls, self._read_slots = read_calls, read_slots
-        self.why_unavailable = why_unavailable
+        self.why_unavailable, self._drops_bypass_events = why_unavailable, drops_bypass_events
         self.admission, self.overload_status = AdmissionQueue(bounds or Bounds()), overload_status
         self.launcher = (LAUNCHER_HEADER, namespace.encode())
         self.paths, self.body_limit = paths, body_limit
@@ -84,7 +87,7 @@ class Door:
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-        threading.Thread(target=self._run, args=(bound,), name="front-door", daemon=True).start()
+        threading.Thread(target=self._run, args=(bound,), name="http-proxy", daemon=True).start()
 
     def _run(self, bound: socket.socket) -> None:
         import uvloop
@@ -93,7 +96,7 @@ class Door:
             uvloop.run(self._serve(bound))
         except (
             Exception
-        ) as error:  # for example, another process listened first; without its door a frontend is useless
+        ) as error:  # for example, another process listened first; without its proxy a frontend is useless
             sys.stderr.write(f"trtx.frontend: the HTTP port {self._address[1]} can't be served ({error})\n")
             os._exit(1)
 
@@ -120,9 +123,12 @@ class Door:
         return True
 
     async def inner(self, client: AnswerReader) -> DynamoConnection:
-        """Opens a connection to Dynamo's own port. Raises OSError."""
+        """Opens a connection to Dynamo's port on loopback. Raises OSError."""
         loop = asyncio.get_running_loop()
-        opening = loop.create_connection(lambda: DynamoConnection(client), "127.0.0.1", self._inner_port)
+        drops = self._drops_bypass_events
+        opening = loop.create_connection(
+            lambda: DynamoConnection(client, drops_bypass_events=drops), "127.0.0.1", self._inner_port
+        )
         _, protocol = await asyncio.wait_for(opening, _CONNECT_SECONDS)
         return protocol
 

@@ -22,8 +22,7 @@ from trtx.bench.metrics import (
     request_throughput,
     time_to_first_token,
 )
-from trtx.bench.records import RequestRecord
-from trtx.bench.windows import (
+from trtx.bench.phases import (
     HELD_SHARE,
     NoSteadyPart,
     Phases,
@@ -34,6 +33,7 @@ from trtx.bench.windows import (
     requests_in,
     sent_in,
 )
+from trtx.bench.records import RequestRecord
 
 pytestmark = pytest.mark.slow
 

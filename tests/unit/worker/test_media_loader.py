@@ -19,7 +19,7 @@ from trtx.media import THIS_PICTURE, Blob, MediaError, MediaLimits
 from trtx.media.blob import label_of
 from trtx.worker.multimodal.embedding_cache import EmbeddingCache, NotMade
 from trtx.worker.multimodal.images import Picture, Sent
-from trtx.worker.multimodal.inputs import FETCHES, Sight
+from trtx.worker.multimodal.media_loader import FETCHES, MediaLoader
 from trtx.worker.multimodal.media_metrics import MediaMetrics
 from trtx.worker.requests.faults import as_dynamo_error
 from trtx.worker.requests.invalid_request import InvalidRequest
@@ -53,12 +53,12 @@ class Gate:
     async def close(self) -> None: ...
 
 
-def sight_of(
+def loader_of(
     gate: Gate, metrics: MediaMetrics, limits: MediaLimits | None = None, config: VisionConfig = CONFIG
-) -> Sight:
+) -> MediaLoader:
     metrics.cache = EmbeddingCache[Picture](1 << 20, lambda key, picture: None)
     engine: Any = gate
-    return Sight(
+    return MediaLoader(
         config, engine, gate, cache=metrics.cache, limits=limits or MediaLimits(), metrics=metrics, model="model",
         options={"image": "options", "embedding": "options"},
         reserved_bytes=64,
@@ -85,9 +85,9 @@ async def joined(metrics: MediaMetrics) -> None:
 
 async def test_who_joins_is_refused_under_its_own_label_alone_and_with_an_error_of_its_own(tmp_path: Path) -> None:
     gate, metrics = Gate(tmp_path), MediaMetrics()
-    sight = sight_of(gate, metrics)
+    loader = loader_of(gate, metrics)
     urls = [url(b"same", f"image/{client}") for client in ("alice", "robert")]
-    looking = [asyncio.create_task(sight.look([one])) for one in urls]
+    looking = [asyncio.create_task(loader.load([one])) for one in urls]
     await joined(metrics)
     gate.is_broken.set_result(True)
     first, second = await asyncio.gather(*looking, return_exceptions=True)
@@ -100,12 +100,12 @@ async def test_who_joins_is_refused_under_its_own_label_alone_and_with_an_error_
 async def test_of_several_pictures_the_broken_one_is_named(tmp_path: Path) -> None:
     gate, metrics = Gate(tmp_path), MediaMetrics()
     gate.is_broken.set_result(True)
-    sight = sight_of(gate, metrics)
+    loader = loader_of(gate, metrics)
     urls = [url(b"one", "image/a"), url(b"other", "image/bb")]
     with pytest.raises(MediaError, match="data:image/a URL of"):
-        await sight.look(urls)
+        await loader.load(urls)
     with pytest.raises(MediaError, match="data:image/bb URL of"):
-        await sight.look(urls[::-1])
+        await loader.load(urls[::-1])
 
 
 def wire(*sent: Sent, beside: int) -> dict[str, Any]:
@@ -116,21 +116,21 @@ def wire(*sent: Sent, beside: int) -> dict[str, Any]:
 
 async def test_pictures_of_a_fixed_size_that_the_context_does_not_hold_are_not_even_fetched(tmp_path: Path) -> None:
     gate, metrics = Gate(tmp_path), MediaMetrics()
-    sight = sight_of(gate, metrics, MediaLimits(max_images=99))
+    loader = loader_of(gate, metrics, MediaLimits(max_images=99))
     nowhere = Sent("https://192.0.2.1/nothing.png")
-    assert sight.looking(wire(*[nowhere] * 49, beside=1)) is not None, "99 of 100: one is left for the answer"
+    assert loader.media_of(wire(*[nowhere] * 49, beside=1)) is not None, "99 of 100: one is left for the answer"
     with pytest.raises(InvalidRequest, match="the prompt has 100 tokens and the context holds 100"):
-        sight.looking(wire(*[nowhere] * 49, beside=2))
+        loader.media_of(wire(*[nowhere] * 49, beside=2))
 
 
 async def test_pictures_that_only_together_are_more_than_the_context_are_refused_unencoded(tmp_path: Path) -> None:
     gate, metrics = Gate(tmp_path), MediaMetrics()
     by_grid = replace(CONFIG, tokens_per_image=None)
-    sight = sight_of(gate, metrics, config=by_grid)
+    loader = loader_of(gate, metrics, config=by_grid)
     gate.is_broken.set_result(False)
 
     async def look(*rows: bytes, beside: int = 1) -> None:
-        looking = sight.looking(wire(*map(url, rows), beside=beside))
+        looking = loader.media_of(wire(*map(url, rows), beside=beside))
         assert looking is not None
         await looking.pictures()
         looking.close()
@@ -147,13 +147,13 @@ async def test_pictures_that_only_together_are_more_than_the_context_are_refused
 
 async def test_two_requests_of_one_picture_at_a_time_are_a_miss_and_one_that_joined(tmp_path: Path) -> None:
     gate, metrics = Gate(tmp_path), MediaMetrics()
-    sight = sight_of(gate, metrics)
-    looking = [asyncio.create_task(sight.look([url(b"same")])) for _ in range(2)]
+    loader = loader_of(gate, metrics)
+    looking = [asyncio.create_task(loader.load([url(b"same")])) for _ in range(2)]
     await joined(metrics)
     gate.is_broken.set_result(False)
     for seen in await asyncio.gather(*looking):
         seen.close()
-    (await sight.look([url(b"same")])).close()
+    (await loader.load([url(b"same")])).close()
     seen_of = {
         outcome: scraped(metrics)["trtx_embedding_cache_lookups_total", outcome]
         for outcome in ("miss", "joined", "hit")
@@ -174,13 +174,13 @@ async def test_servers_that_never_answer_hold_up_no_picture_that_came_with_its_r
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     limits = MediaLimits(allow_http_media=True, allow_private_media=True, media_timeout_s=600, media_idle_s=600)
-    sight = sight_of(gate, metrics, limits)
+    loader = loader_of(gate, metrics, limits)
     port = server.sockets[0].getsockname()[1]
-    waiting = [asyncio.create_task(sight.look([Sent(f"http://127.0.0.1:{port}/{one}")])) for one in range(FETCHES + 1)]
+    waiting = [asyncio.create_task(loader.load([Sent(f"http://127.0.0.1:{port}/{one}")])) for one in range(FETCHES + 1)]
     async with asyncio.timeout(60):
         for _ in range(FETCHES):
             await connected.acquire()
-        (await sight.look([url(b"inline")])).close()
+        (await loader.load([url(b"inline")])).close()
     assert [blob.data for blob in gate.seen] == [b"inline"]
     for task in waiting:
         task.cancel()
@@ -191,9 +191,9 @@ async def test_servers_that_never_answer_hold_up_no_picture_that_came_with_its_r
 async def test_files_are_counted_as_they_are_fetched_and_not_their_requests(tmp_path: Path) -> None:
     gate, metrics = Gate(tmp_path), MediaMetrics()
     gate.is_broken.set_result(False)
-    sight = sight_of(gate, metrics)
+    loader = loader_of(gate, metrics)
     for count in (3, 2):
-        (await sight.look([url(bytes([count, place])) for place in range(count)])).close()
+        (await loader.load([url(bytes([count, place])) for place in range(count)])).close()
     told = scraped(metrics)
     assert told["trtx_media_pictures_total", "fetch"] == told["trtx_media_pictures_total", "put"] == 5
     assert told["trtx_media_seconds_total", "fetch"] > 0
@@ -221,7 +221,7 @@ async def test_an_embedding_that_its_device_keeps_from_the_engine_is_made_again(
 
     gate, metrics = Far(tmp_path), MediaMetrics()
     gate.is_broken.set_result(False)
-    seen = await sight_of(gate, metrics).look([url(b"one")])
+    seen = await loader_of(gate, metrics).load([url(b"one")])
     assert (gate.puts, len(gate.seen), gate.told) == (2, 2, in_files)
     assert not [*tmp_path.iterdir()], "both files are gone"
     seen.close()
@@ -235,7 +235,7 @@ async def test_one_that_is_lost_twice_is_that_requests_failure(tmp_path: Path) -
     gate, metrics = Lost(tmp_path), MediaMetrics()
     gate.is_broken.set_result(False)
     with pytest.raises(NotMade, match="lost before the engine had read it; try again") as failed:
-        await sight_of(gate, metrics).look([url(b"one")])
+        await loader_of(gate, metrics).load([url(b"one")])
     told = as_dynamo_error(failed.value, "refused", "agg")
     assert isinstance(told, HttpError) and told.code == 429, "no fault of the picture's, nor of the engine's"
     assert len(gate.seen) == 2 and not [*tmp_path.iterdir()]
@@ -255,9 +255,11 @@ async def test_a_burst_of_requests_counts_no_more_pictures_at_a_time_than_there_
 
     gate, metrics = Counting(tmp_path), MediaMetrics()
     gate.is_broken.set_result(False)
-    sight = sight_of(gate, metrics, MediaLimits(decode_processes=2), replace(CONFIG, tokens_per_image=None))
+    loader = loader_of(gate, metrics, MediaLimits(decode_processes=2), replace(CONFIG, tokens_per_image=None))
     embedding = Sent(url(b"an embedding").url, "embedding")
-    for seen in await asyncio.gather(*(sight.look([url(b"%d" % n), embedding, url(b"%d" % -n)]) for n in range(1, 40))):
+    for seen in await asyncio.gather(
+        *(loader.load([url(b"%d" % n), embedding, url(b"%d" % -n)]) for n in range(1, 40))
+    ):
         seen.close()
     assert gate.most == 2
 
@@ -275,12 +277,12 @@ async def test_pictures_that_are_held_wait_for_no_other_requests_counts(tmp_path
             return 1
 
     async def look(*sent: bytes) -> None:
-        (await sight.look([url(data) for data in sent])).close()
+        (await loader.load([url(data) for data in sent])).close()
 
     gate, metrics = Slow(tmp_path), MediaMetrics()
     gate.is_broken.set_result(False)
     gate.counted, gate.may_go_on = [], asyncio.Event()
-    sight = sight_of(gate, metrics, MediaLimits(decode_processes=2), replace(CONFIG, tokens_per_image=None))
+    loader = loader_of(gate, metrics, MediaLimits(decode_processes=2), replace(CONFIG, tokens_per_image=None))
     async with asyncio.timeout(60):
         for data in (b"one", b"two"):
             await look(data)
@@ -289,7 +291,7 @@ async def test_pictures_that_are_held_wait_for_no_other_requests_counts(tmp_path
         while len(gate.counted) < 2 or scraped(metrics)["trtx_media_pictures_total", "fetch"] < 6:
             await asyncio.sleep(0.001)
         await look(b"one", b"two")
-        (await sight.look([url(b"one"), Sent(url(b"an embedding").url, "embedding")])).close()
+        (await loader.load([url(b"one"), Sent(url(b"an embedding").url, "embedding")])).close()
         await look(b"three")
         gate.may_go_on.set()
         await asyncio.gather(others, waiting)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from trtx.frontend.admission import Bounds
-from trtx.frontend.door import Door
+from trtx.frontend.http_proxy import HttpProxy
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -89,7 +89,7 @@ def served() -> Iterator[Callable[[Bounds], tuple[int, Gates]]]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
-        Door(
+        HttpProxy(
             ("127.0.0.1", port),
             inner.server_address[1],
             None,
@@ -228,7 +228,7 @@ def plain(length: int, *lines: str, path: str = CHAT) -> bytes:
 
 @pytest.fixture
 def full(served: Any) -> int:
-    """The port of a door whose queue is full."""
+    """The port of an HTTP proxy whose queue is full."""
     port, _ = served(Bounds(max_queued_requests=1))
     full.held = [asked(port, {}) for _ in range(2)]  # type: ignore[attr-defined]
     until(lambda: "waiting_requests 1" in metrics(port))

@@ -1,4 +1,4 @@
-"""The door in front of a frontend's HTTP port: bodies are rewritten, and all else passes as it is."""
+"""The HTTP proxy in front of a frontend's HTTP port: bodies are rewritten, and all else passes as it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from trtx.frontend.answer_framing import AnswerFraming
-from trtx.frontend.door import Door
+from trtx.frontend.http_proxy import HttpProxy
 from trtx.frontend.sleeping_workers import why_unavailable
 from trtx.prompts.maker import Unrenderable
 
@@ -78,7 +78,7 @@ def port(run_dir: Path) -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         outer = int(free.getsockname()[1])
-    Door(
+    HttpProxy(
         ("127.0.0.1", outer), inner.server_address[1], rewrite, paths=frozenset({"/v1/completions"}), body_limit=1000,
         why_unavailable=partial(why_unavailable, run_dir),
     ).start()  # fmt: skip
@@ -234,14 +234,14 @@ def test_a_door_in_front_of_nothing_does_not_listen() -> None:
             free.bind(("127.0.0.1", 0))
         outer, inner = one.getsockname()[1], other.getsockname()[1]
         one.close()
-        Door(("127.0.0.1", outer), inner, rewrite, paths=frozenset(), body_limit=1).start()
+        HttpProxy(("127.0.0.1", outer), inner, rewrite, paths=frozenset(), body_limit=1).start()
         with pytest.raises(ConnectionRefusedError):
             probe.connect(("127.0.0.1", outer))
 
 
 def test_a_port_in_use_is_an_os_error(port: int) -> None:
     with pytest.raises(OSError, match="in use"):
-        Door(("127.0.0.1", port), 1, rewrite, paths=frozenset(), body_limit=1).start()
+        HttpProxy(("127.0.0.1", port), 1, rewrite, paths=frozenset(), body_limit=1).start()
 
 
 @pytest.mark.parametrize("content", [b'{"state": "serving"}', b'{"state": "asleep"}', b"[]", b"half"])

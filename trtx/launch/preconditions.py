@@ -1,4 +1,4 @@
-"""Preconditions for a restart: are etcd and NATS reachable, and are run directory and scratch directory usable?"""
+"""Preconditions of a restart: etcd and NATS are reachable, and run directory and scratch directory are usable."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Preconditions:
 
     def __call__(self) -> str | None:
         """The beginning of a sentence on why a process can't start now, or None. Takes at most a second."""
-        found = self._run_directory.shortage()
+        found = self._run_directory.start_problem()
         if found is None and self._scratch is not None:
-            found = self._scratch.shortage()
+            found = self._scratch.start_problem()
         for name, urls in self._needed if found is None else ():
             if not reachable(urls):
                 return f"{name} at {', '.join(urls)} takes no connection, so it finds no other process; start it again"

@@ -1,4 +1,4 @@
-"""The encode role for engines whose encoder returns handles: takes the images of one prompt, returns their handles.
+"""The encode role for engines whose encoder returns handles (TensorRT-LLM): encodes the images of one prompt.
 
 The embeddings stay on this worker's GPU. A handle is TensorRT-LLM's serialised CUDA IPC handle, for one consumer that
 sees the same GPU. The requests come from other trtx workers, because Dynamo 1.6.1's frontend does not call them.
@@ -39,7 +39,7 @@ class RefusedPicture(Exception):
         self.index, self.error = index, error
 
 
-class ImageEncoder:
+class HandleEncoder:
     """Serves encode requests, each with one prompt and its images, with an engine's vision encoder."""
 
     def __init__(self, engine: Engine, decoding: Decoding) -> None:

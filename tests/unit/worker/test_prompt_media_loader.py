@@ -20,10 +20,10 @@ from trtx.media import MediaError, PicturePool
 from trtx.text import load_tokenizer
 from trtx.worker.multimodal.decoding import Decoding
 from trtx.worker.multimodal.embedders import NoEncoder
-from trtx.worker.multimodal.encoding import CONTRACT
+from trtx.worker.multimodal.handle_encoder import CONTRACT
 from trtx.worker.multimodal.images import Sent
 from trtx.worker.multimodal.media_metrics import MediaMetrics
-from trtx.worker.multimodal.prompt_inputs import PromptLooking, PromptSight
+from trtx.worker.multimodal.prompt_media_loader import PromptMediaLoader, PromptRequestMedia
 from trtx.worker.requests.invalid_request import InvalidRequest
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ class Encoders:
         return CONTRACT.marked(answer)
 
 
-Make = Callable[..., PromptSight]
+Make = Callable[..., PromptMediaLoader]
 
 
 @pytest.fixture
@@ -100,15 +100,15 @@ async def make() -> AsyncIterator[Make]:
     async with PicturePool(None, ONE) as pool:
         tokenizer = load_tokenizer(resolve_checkpoint(MODEL).path)
 
-        def sight_of(engine: Any, workers: Encoders | None = None, **more: Any) -> PromptSight:
+        def loader_of(engine: Any, workers: Encoders | None = None, **more: Any) -> PromptMediaLoader:
             metrics = MediaMetrics()
             started = Decoding(pool, metrics)
             started._starting = asyncio.ensure_future(asyncio.sleep(0))
-            return PromptSight(
+            return PromptMediaLoader(
                 engine, started, tokenizer=tokenizer, workers=workers, limits=ONE, metrics=metrics, **more
             )
 
-        yield sight_of
+        yield loader_of
 
 
 def tokens() -> list[int]:
@@ -117,7 +117,7 @@ def tokens() -> list[int]:
 
 async def test_without_encode_workers_the_engine_gets_the_pixels(make: Make) -> None:
     engine = Processor()
-    ready = await make(engine).look(tokens(), [sent()])
+    ready = await make(engine).load(tokens(), [sent()])
     (prompt,) = engine.given
     (picture,) = prompt.pictures
     assert (picture.shape, picture[0, 0].tolist()) == ((4, 6, 3), [255, 0, 0])
@@ -130,23 +130,23 @@ async def test_an_encode_worker_that_does_not_answer_is_followed_by_the_next_and
 ) -> None:
     engine, one_of_two = Processor(), Encoders({1: ConnectionError("gone"), 2: HANDLES})
     for _ in range(2):
-        await make(engine, one_of_two).look(tokens(), [sent()])
+        await make(engine, one_of_two).load(tokens(), [sent()])
     assert [prompt.handles for prompt in engine.given] == [HANDLES] * 2
     assert engine.given[0].text == TEXT, "TensorRT-LLM makes the prompt of it"
     assert {question["text"] for _, question in one_of_two.asked} == {TEXT}
     none = Encoders({1: ConnectionError("gone")})
-    await make(engine, none).look(tokens(), [sent()])
+    await make(engine, none).load(tokens(), [sent()])
     assert len(engine.given[-1].pictures) == 1
     monkeypatch.setenv("TLLM_MULTIMODAL_DISAGGREGATED", "1")  # the LLM has no tower
     with pytest.raises(NoEncoder, match="no encode worker answered"):
-        await make(engine, none).look(tokens(), [sent()])
+        await make(engine, none).load(tokens(), [sent()])
 
 
 async def test_a_refusal_of_an_encode_worker_is_told_under_the_clients_own_label(make: Make) -> None:
     refused = {"error": "[this picture] is no picture", "status": 415, "picture": 1}
     workers = Encoders({1: refused, 2: refused})
     with pytest.raises(MediaError, match=r"^data:image/png URL of \d+ characters is no picture$") as told:
-        await make(Processor(), workers).look(tokens(), [sent("red"), sent("blue")])
+        await make(Processor(), workers).load(tokens(), [sent("red"), sent("blue")])
     assert told.value.status == 415
     assert len(workers.asked) == 1, "another one would find it too"
 
@@ -160,21 +160,21 @@ async def test_a_picture_of_a_shape_or_size_that_can_not_be_is_refused_before_it
         Image.new("RGB", (width, height)).save(file, "PNG")
         engine = Processor(counts=8)
         with pytest.raises(MediaError, match=rf"^data:image/png URL of \d+ characters (has )?{says}") as told:
-            await make(engine).look(tokens(), [sent(data=file.getvalue())])
+            await make(engine).load(tokens(), [sent(data=file.getvalue())])
         assert (told.value.status, engine.given) == (status, [])
     workers = Encoders({1: HANDLES})
-    await make(Processor(), workers).look(tokens(), [sent()])
+    await make(Processor(), workers).load(tokens(), [sent()])
     assert workers.asked[0][1]["most_rows"] == 64
 
 
 async def test_handles_that_no_request_takes_are_let_go_of_once(make: Make) -> None:
     engine = Processor(refuses=True)
     with pytest.raises(InvalidRequest, match="refuses it"):
-        await make(engine, Encoders({1: HANDLES})).look(tokens(), [sent()])
+        await make(engine, Encoders({1: HANDLES})).load(tokens(), [sent()])
     await until(lambda: engine.dropped == [HANDLES])
     for is_taken in (False, True):
         engine = Processor()
-        looking = PromptLooking(make(engine, Encoders({1: HANDLES})), [sent()])
+        looking = PromptRequestMedia(make(engine, Encoders({1: HANDLES})), [sent()])
         ready = await looking.ready(tokens())
         ready.is_taken = is_taken
         looking.close()
@@ -187,22 +187,22 @@ async def test_a_prompt_whose_text_has_other_tokens_is_refused_beside_encode_wor
     other = [token_id for word in ("a", " <|image_pad|>", "b") for token_id in encode_apart(word)]
     assert other != tokens()
     with pytest.raises(InvalidRequest, match="tokens are not those of its text"):
-        await make(Processor(), Encoders({1: HANDLES})).look([*other, *byte_tokens()], [sent()])
-    await make(Processor()).look([*other, *byte_tokens()], [sent()])
+        await make(Processor(), Encoders({1: HANDLES})).load([*other, *byte_tokens()], [sent()])
+    await make(Processor()).load([*other, *byte_tokens()], [sent()])
 
 
 def test_an_embedding_and_too_many_images_are_refused_before_anything_is_fetched() -> None:
     engine: Any = Processor()
     metrics = MediaMetrics()
-    sight = PromptSight(
+    loader = PromptMediaLoader(
         engine, Decoding(PicturePool(None, ONE), metrics), tokenizer=None, workers=None,
         limits=replace_limits(max_images=1), metrics=metrics,
     )  # fmt: skip
     embedding = {"Url": "data:application/x-safetensors;base64,AAAA"}
     for items, says in (([embedding], "brings an embedding"), ([{"Url": "data:,"}] * 2, "brings 2 images")):
         with pytest.raises(InvalidRequest, match=says):
-            sight.looking({"token_ids": [7], "multi_modal_data": {"image_url": items}})
-    assert sight.looking({"token_ids": [1]}) is None
+            loader.media_of({"token_ids": [7], "multi_modal_data": {"image_url": items}})
+    assert loader.media_of({"token_ids": [1]}) is None
 
 
 def replace_limits(**changes: Any) -> MediaLimits:
@@ -235,8 +235,8 @@ async def test_a_question_that_is_cancelled_while_its_file_is_written_leaves_non
         finally:
             ended.set()
 
-    sight = make(Processor(), Encoders({1: HANDLES}), share_bytes=written)
-    asking = asyncio.create_task(sight.look(tokens(), [sent()]))
+    loader = make(Processor(), Encoders({1: HANDLES}), share_bytes=written)
+    asking = asyncio.create_task(loader.load(tokens(), [sent()]))
     assert await asyncio.to_thread(begun.wait, 60)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
