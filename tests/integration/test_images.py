@@ -161,7 +161,7 @@ TRACED = {
 def traced(served: Served, traces: TraceCollector, number: int) -> float:
     """Asks about a new picture, and checks the spans of the request.
 
-    Returns their sum as a share of the client's own time.
+    The frontend's span lies within the client's own time. Returns the sum of the others as a share of it.
     """
     trace_id, parent = f"4bf92f3577b34da6a3ce929d0e0e473{number}", "00f067aa0ba902b7"
     body = {"model": served.plan.model, "max_tokens": 320, "ignore_eos": True, "stream": True}
@@ -197,13 +197,11 @@ def traced(served: Served, traces: TraceCollector, number: int) -> float:
     (loading,) = [span for span in stages if span.name == "media" and span.parent_id == prefill.span_id]
     assert loading.start_ns <= of_name["trtx.encode"].start_ns <= of_name["trtx.encode"].end_ns <= loading.end_ns
     between_ns = prefill.start_ns - whole.start_ns, decode.start_ns - prefill.end_ns, whole.end_ns - decode.end_ns
-    return (sum(span.seconds for span in stages) + sum(between_ns) / 1e9) / ((ended_ns - began_ns) / 1e9)
+    return (sum(span.seconds for span in stages) + sum(between_ns) / 1e9) / whole.seconds
 
 
-def test_a_request_with_a_picture_is_one_trace_whose_spans_add_up_to_the_clients_time(
-    disagg: Served, traces: TraceCollector
-) -> None:
-    # On a machine with too much else to do, a client may not run for longer than the 2 %: that is no part of a trace.
+def test_a_request_with_a_picture_is_one_trace_whose_spans_add_up(disagg: Served, traces: TraceCollector) -> None:
+    # On a machine with too much else to do, a worker may not run between two stages: one of four requests is enough.
     shares: list[float] = []
     while not shares or (len(shares) < 4 and shares[-1] != pytest.approx(1, abs=0.02)):
         shares.append(traced(disagg, traces, len(shares)))
