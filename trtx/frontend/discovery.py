@@ -45,9 +45,9 @@ def worker_slots(registry: Registry) -> int:
 
 
 def worker_context(registry: Registry) -> int:
-    """The most tokens of prompt and output that a registered worker holds, 0 if none says it.
+    """The most tokens of prompt and output that a registered worker of text holds, 0 if none says it.
 
     Raises OSError if discovery can't be read.
     """
     facts = (WorkerFacts.of_runtime_data(card.runtime_data) for card in registry.cards())
-    return max((one.context_length for one in facts if one is not None), default=0)
+    return max((one.context_length for one in facts if one is not None and one.role != "encode"), default=0)

@@ -52,8 +52,8 @@ def test_others_workers_and_halves_of_cards_are_left_out(tmp_path: Path) -> None
 def test_the_context_is_that_of_the_worker_that_holds_most(tmp_path: Path) -> None:
     card(tmp_path, 1, {"runtime_data": {"spec_decode": {"nextn": 1}}})
     assert worker_context(FileRegistry(tmp_path)) == 0
-    for worker_id, length in ((2, 4096), (3, 8192)):
-        held = replace(facts(f"agg-{worker_id}"), context_length=length)
+    for worker_id, length, role in ((2, 4096, "decode"), (3, 8192, "prefill"), (4, 10**6, "encode")):
+        held = replace(facts(f"{role}-{worker_id}"), context_length=length, role=role)
         card(tmp_path, worker_id, {"runtime_data": held.to_runtime_data()})
     assert worker_context(FileRegistry(tmp_path)) == 8192
 
