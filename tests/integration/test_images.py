@@ -340,6 +340,16 @@ def test_images_that_expand_past_the_context_are_refused(agg: Served) -> None:
     assert code == 400 and f"and the context holds {CONTEXT} together with the output" in said
 
 
+def test_a_prompt_of_many_times_the_context_is_refused_by_its_beginning(agg: Served, disagg: Served) -> None:
+    for served in (agg, disagg):
+        code, said = served.refused({"type": "text", "text": "a b " * (500 * CONTEXT)})
+        assert (code, said) == (
+            400,
+            f"the prompt has more than {2 * CONTEXT} tokens and the context holds {CONTEXT} together with the output; "
+            f"send at most {CONTEXT - 1}",
+        )
+
+
 @pytest.mark.proof
 def test_an_image_of_40_megabytes_is_a_413_and_one_of_30_is_served(disagg: Served) -> None:
     """Dynamo's own limits let it reach a worker, whose connection and place in the routing it then costs."""

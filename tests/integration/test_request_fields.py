@@ -49,6 +49,18 @@ def rows() -> list[Row]:
     return found
 
 
+def routes() -> list[tuple[str, str, int, str]]:
+    """Of each route of the page: method, path, status, and the beginning of what the client sees."""
+    text = DOCUMENT.read_text(encoding="utf-8").partition("## Routes")[2].partition("\n## ")[0]
+    found = []
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            route, status, seen = (cell.strip() for cell in line.strip("|").split(" | "))
+            method, path = route.strip("`").split(" ")
+            found.append((method, path, int(status), seen))
+    return found
+
+
 class Recorder(NamedTuple):
     running: Topology
     file: Path
@@ -128,6 +140,20 @@ def test_the_frontend_does_with_a_field_what_the_table_says(
         except InvalidRequest:
             refused = True
         assert refused is (fate == "refused"), (route, seen[0])
+
+
+@pytest.mark.parametrize(("method", "path", "status", "seen"), routes(), ids=lambda value: str(value)[:30])
+def test_a_route_answers_as_the_page_says(recorder: Recorder, method: str, path: str, status: int, seen: str) -> None:
+    fields = (
+        request("chat/completions", {}) if path.endswith(("completions", "messages")) else {"prompt": "x", "input": "x"}
+    )
+    body = {"model": recorder.running.model_name, **fields} if method == "POST" else None
+    answer = HTTP.request(method, f"{recorder.running.url}{path}", json=body, timeout=60)
+    assert answer.status_code == status
+    if seen.startswith("An empty body"):
+        assert answer.text == "" and "access-control-allow-origin" not in answer.headers
+    elif status == 404:
+        assert answer.json()["message"].startswith(seen.split("`")[1])
 
 
 def test_the_table_has_every_documented_field() -> None:

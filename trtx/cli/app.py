@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import sys
@@ -68,6 +69,9 @@ class Verbs(TyperGroup):
                 f"trtx {args[0]} is not a verb by itself; expected one of {', '.join(seconds)} after it, such as "
                 f"trtx {args[0]} {seconds[0]} --help"
             )
+        close = [] if args[0] in VERBS or ctx.resilient_parsing else difflib.get_close_matches(args[0], VERBS, n=1)
+        if close:
+            raise UsageError(f"trtx {args[0]} is no verb; did you mean trtx {close[0]}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -127,6 +127,16 @@ def _slots() -> int:
     return 0 if registry is None else worker_slots(registry)
 
 
+def _context() -> int:
+    from trtx.frontend.discovery import worker_context
+
+    registry = _registry()
+    try:
+        return 0 if registry is None else worker_context(registry)
+    except OSError:  # discovery can't be read now: a worker refuses the prompt
+        return 0
+
+
 @cache
 def _registry() -> Registry | None:
     from trtx.frontend.discovery import registry_of_environment
@@ -145,7 +155,7 @@ def _maker(model: Path, template: str | None) -> PromptMaker:
 
     with torch_hidden():
         import transformers  # noqa: F401
-    return PromptMaker(model, template)
+    return PromptMaker(model, template, _context)
 
 
 _RESERVED: list[socket.socket] = []

@@ -21,6 +21,9 @@ _GENERATING = frozenset({*PATHS, "/v1/messages"})
 """The paths whose requests take a slot of a worker and have a deadline."""
 _GENERATING_BYTES = frozenset(path.encode() for path in _GENERATING)
 _MOST_HEAD_BYTES = 256 << 10
+_HTTP_VERSIONS = frozenset({b"1.0", b"1.1"})
+_MOST_LINGERING_S = 30.0
+"""How long the rest of a refused request is read and dropped, as in nginx (lingering_time)."""
 _MOST_EARLY_BYTES = 256 << 10
 """Maximum number of bytes that are read while an answer is due; beyond it, a disconnect goes unnoticed."""
 
@@ -57,6 +60,7 @@ class ClientConnection(asyncio.Protocol):
         self._early = b""  # what arrived while an answer was due
         self._unread_bytes = 0  # of the body of a refused request
         self._closes_after_body = False  # the connection ends once the body of a refused request has come
+        self._lingering: asyncio.TimerHandle | None = None  # set: what still comes of a refused request is dropped
         self._turn: Turn | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._path = ""  # of the request whose answer is due
@@ -66,6 +70,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
+        if self._lingering is not None:
+            self._lingering.cancel()
         if self._working is not None:
             self._working.cancel()
         if self._inner is not None:
@@ -83,6 +89,8 @@ class ClientConnection(asyncio.Protocol):
         return False  # closes the connection: like Dynamo, treat a half-closed client as disconnected
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering is not None:
+            return
         if self._answer_is_due:
             self._early += data
             if len(self._early) > _MOST_EARLY_BYTES:
@@ -101,7 +109,7 @@ class ClientConnection(asyncio.Protocol):
             self._parser.receive_data(data)
             self._parse(self._parser)
         except h11.RemoteProtocolError as error:
-            self._refuse(error.error_status_hint, f"the request is not valid HTTP/1.1: {error}")
+            self._refuse(error.error_status_hint, f"the request is not valid HTTP/1.1: {error}", lingers=True)
 
     def _refuse_unread(self, data: bytes) -> bytes | None:
         """Refuses a request by its head alone, without reading its body, if the queue is full.
@@ -155,12 +163,19 @@ class ClientConnection(asyncio.Protocol):
             event = parser.next_event()
             if isinstance(event, h11.Request):
                 self._request, self._body = event, bytearray()
+                if event.http_version not in _HTTP_VERSIONS:
+                    version = event.http_version.decode("latin-1")
+                    self._refuse(505, f"HTTP/{version} is not served here; use HTTP/1.1", lingers=True)
+                    return
+                if _announced_bytes(event) > self._proxy.body_limit:
+                    self._refuse_body()
+                    return
                 if parser.they_are_waiting_for_100_continue:
                     self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             elif isinstance(event, h11.Data):
                 self._body += event.data
                 if len(self._body) > self._proxy.body_limit:
-                    self._refuse(413, f"the body has more than {self._proxy.body_limit} bytes; send a shorter one")
+                    self._refuse_body()
                     return
             elif isinstance(event, h11.EndOfMessage):
                 assert self._request is not None
@@ -257,19 +272,35 @@ class ClientConnection(asyncio.Protocol):
         """Whether another request may follow on this connection."""
         return self._parser is None or self._parser.their_state is not h11.MUST_CLOSE
 
+    def _refuse_body(self) -> None:
+        self._refuse(413, f"the body has more than {self._proxy.body_limit} bytes; send a shorter one", lingers=True)
+
     def _refuse(
         self,
         status: int,
         sentence: str,
         *,
         goes_on: bool = False,
+        lingers: bool = False,
         retry_s: int | None = None,
     ) -> None:
-        """Answers in Dynamo's form, and closes the connection unless ``goes_on``."""
+        """Answers in Dynamo's form, and closes the connection unless ``goes_on``.
+
+        ``lingers``: more of the request may come. To close the connection before it has come would drop the answer.
+        """
         if self.transport.is_closing():
             return
         self.transport.write(refusal(status, sentence, closes=not goes_on, retry_s=retry_s))
         if goes_on:
             self.next_request()
+        elif lingers:
+            self._lingering = asyncio.get_running_loop().call_later(_MOST_LINGERING_S, self.transport.close)
+            if self.transport.can_write_eof():  # not with TLS
+                self.transport.write_eof()
         else:
             self.transport.close()
+
+
+def _announced_bytes(request: h11.Request) -> int:
+    """The body's length by the request's head; 0 if the head does not say it. h11 has checked that it is a number."""
+    return next((int(value) for name, value in request.headers if name == b"content-length"), 0)

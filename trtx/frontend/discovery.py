@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from trtx.engine.worker_facts import WorkerFacts
 from trtx.planes.credentials import EtcdSecrets
 from trtx.planes.etcd import Etcd
 from trtx.planes.etcd_registry import EtcdRegistry
@@ -41,3 +42,12 @@ def worker_slots(registry: Registry) -> int:
     Raises OSError if discovery can't be read.
     """
     return sum(card.slots for card in registry.cards())
+
+
+def worker_context(registry: Registry) -> int:
+    """The most tokens of prompt and output that a registered worker of text holds, 0 if none says it.
+
+    Raises OSError if discovery can't be read.
+    """
+    facts = (WorkerFacts.of_runtime_data(card.runtime_data) for card in registry.cards())
+    return max((one.context_length for one in facts if one is not None and one.role != "encode"), default=0)

@@ -16,6 +16,7 @@ _KINDS = {
     502: "Bad Gateway",
     503: "Service Unavailable",
     504: "Gateway Timeout",
+    505: "HTTP Version Not Supported",
     529: "Overloaded",
 }
 

@@ -26,6 +26,10 @@ def rewrite(maker: PromptMaker, path: str, body: bytes) -> bytes:
     """The body of a POST to one of :data:`PATHS` with its prompt as token ids. Raises Unrenderable."""
     try:
         request = json.loads(body, strict=False)
+    except UnicodeDecodeError as error:
+        raise Unrenderable(
+            f"the body is not {error.encoding.upper()} at byte {error.start}: {error.reason}; send JSON in UTF-8"
+        ) from error
     except (ValueError, RecursionError):
         return body
     if not isinstance(request, dict) or _has_token_data(request):

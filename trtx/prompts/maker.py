@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,31 @@ _RESERVED = frozenset({"messages", "tools", "conversation", "chat_template", "to
 """Arguments of transformers' ``apply_chat_template`` that are not template variables."""
 
 
+_LONG_CHARACTERS = 1 << 18
+"""Prompts below are encoded without a look at the context, which costs a read of discovery."""
+_CHARACTERS_PER_TOKEN = 16  # more than prose or code has, so that the first look decides
+
+
 class Unrenderable(TrtxError):
-    """The model's chat template can't render the request. The message is shown to the client."""
+    """The model's chat template can't render the request, or the prompt is far too long.
+
+    The message is shown to the client.
+    """
 
 
 class PromptMaker:
     """Makes prompts with one checkpoint's tokenizer. All methods may be called from several threads."""
 
-    def __init__(self, model: Path, template: str | None = None) -> None:
+    def __init__(self, model: Path, template: str | None = None, read_context: Callable[[], int] = lambda: 0) -> None:
         """Imports transformers, which takes seconds. ``template`` replaces the checkpoint's chat template.
+
+        ``read_context``: returns how many tokens of prompt and output a worker holds, 0 if that is unknown.
 
         Raises UsageError if transformers can't load the tokenizer.
         """
         try:
             self._tokenizer = load_hf_tokenizer(model)
-            self._encode = fast_tokenizer(self._tokenizer).encode
+            self._backend = fast_tokenizer(self._tokenizer)
         except Exception as error:  # transformers raises errors of many classes
             raise UsageError(
                 f"transformers can't load the tokenizer of {model} ({str(error)[:300]}); download the checkpoint again"
@@ -43,16 +53,47 @@ class PromptMaker:
         if template is not None:
             self._tokenizer.chat_template = template
         self.has_template = bool(self._tokenizer.chat_template)
+        self._read_context = read_context
         self._shows_tools = _shows_tools(self._tokenizer.chat_template)
         self._forms = ContentForms()
 
     def of_text(self, text: str) -> list[int]:
-        """Token ids of a completion's prompt, including the special tokens that the tokenizer adds."""
-        return list(self._encode(text).ids)
+        """Token ids of a completion's prompt, including the special tokens that the tokenizer adds.
+
+        Raises Unrenderable for a text of more than twice the context.
+        """
+        return self._ids(text, adds_special_tokens=True)
 
     def of_rendered(self, text: str) -> list[int]:
-        """Token ids of a prompt from :meth:`rendered`, whose template writes the special tokens itself."""
-        return list(self._encode(text, add_special_tokens=False).ids)
+        """Token ids of a prompt from :meth:`rendered`, whose template writes the special tokens itself.
+
+        Raises Unrenderable for a text of more than twice the context.
+        """
+        return self._ids(text, adds_special_tokens=False)
+
+    def _ids(self, text: str, *, adds_special_tokens: bool) -> list[int]:
+        if len(text) > _LONG_CHARACTERS:
+            self._refuse_beyond_context(text)
+        # ``encode`` holds the GIL, so that a prompt of megabytes would stop every stream of the process for seconds;
+        # batches are encoded without it (tokenizers 0.23)
+        [found] = self._backend.encode_batch_fast([text], add_special_tokens=adds_special_tokens)
+        return list(found.ids)
+
+    def _refuse_beyond_context(self, text: str) -> None:
+        """Looks at the beginning of ``text``: tokens of megabytes of text take minutes and gigabytes.
+
+        Twice the context, because the tokens at a cut may differ from those of the whole text.
+        """
+        context = self._read_context()
+        looked_at = max(_CHARACTERS_PER_TOKEN * context, 1)
+        while context and looked_at < len(text):
+            [found] = self._backend.encode_batch_fast([text[:looked_at]], add_special_tokens=False)
+            if len(found) > 2 * context:
+                raise Unrenderable(
+                    f"the prompt has more than {2 * context} tokens and the context holds {context} together with the "
+                    f"output; send at most {context - 1}"
+                )
+            looked_at *= 2
 
     def of_messages(self, request: Mapping[str, Any]) -> list[int]:
         """Token ids of an OpenAI chat request's prompt. Raises Unrenderable."""

@@ -37,6 +37,10 @@ def test_a_wrong_word_is_one_sentence_and_exit_2(arguments: list[str]) -> None:
     assert arguments[-1] in refused.stderr
 
 
+def test_a_word_that_is_nearly_a_verb_names_the_verb() -> None:
+    assert trtx("serv", "--model", "x").stderr.strip() == "trtx: trtx serv is no verb; did you mean trtx serve?"
+
+
 @pytest.mark.parametrize("arguments", first_of(1, [["doctor", "--port", "0"], ["bench", "--help"], ["no-such-verb"]]))
 def test_a_reader_that_goes_away_is_what_a_shell_calls_sigpipe(arguments: list[str]) -> None:
     """Whatever is written is written to nobody: both streams are a pipe whose other end is closed."""

@@ -153,14 +153,16 @@ def test_a_body_in_chunks_is_one_body(port: int) -> None:
         (b"POST /v1/completions HTTP/1.0\r\nContent-Length: 3\r\n\r\nbad", 400, "the template refuses it"),
         (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nbug", 500, "KeyError"),
         (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n" + b"a" * 1001, 413, "more than 1000 bytes"),
+        (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n", 413, "1000 bytes"),
         (b"no http at all\r\n\r\n", 400, "not valid HTTP/1.1"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "HTTP/2.0 is not served here; use HTTP/1.1"),
         (
             b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
             400,
             "not valid HTTP/1.1",
         ),
     ],
-    ids=["HTTP/1.0", "error of the rewrite", "too large", "no HTTP", "two lengths"],
+    ids=["HTTP/1.0", "error of the rewrite", "too large", "announced", "no HTTP", "HTTP/2", "two lengths"],
 )
 def test_a_refusal_that_ends_the_connection_comes_behind_the_answers_that_are_due(
     port: int, sent: bytes, status: int, words: str
@@ -170,6 +172,16 @@ def test_a_refusal_that_ends_the_connection_comes_behind_the_answers_that_are_du
     assert streamed == b"onetwo" and json.loads(echoed)["body"] == "ABC"
     assert found == status
     assert words in json.loads(refusal)["message"] and json.loads(refusal)["code"] == status
+
+
+def test_a_client_that_sends_a_large_body_to_its_end_gets_the_refusal(port: int) -> None:
+    body = b"a" * (32 << 20)  # more than the buffers of both sockets hold
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    for one in (body, iter([body])):  # with a length, and in chunks
+        connection.request("POST", "/v1/completions", one)
+        answer = connection.getresponse()
+        assert answer.status == 413 and "more than 1000 bytes" in json.loads(answer.read())["message"]
+    connection.close()
 
 
 def test_a_prompt_that_is_refused_leaves_the_connection_to_the_requests_around_it(port: int) -> None:

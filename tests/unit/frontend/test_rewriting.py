@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -38,6 +41,34 @@ def test_a_body_of_a_wrong_form_is_refused_in_a_sentence(maker: PromptMaker, pat
         rewrite(maker, path, json.dumps(body).encode())
 
 
+def test_a_body_of_ill_formed_text_is_refused_with_the_place(maker: PromptMaker) -> None:
+    with pytest.raises(Unrenderable, match="the body is not UTF-8 at byte 12: .*; send JSON in UTF-8"):
+        rewrite(maker, COMPLETIONS, b'{"prompt": "\xff"}')
+
+
+def test_a_long_prompt_leaves_the_processor_to_other_threads() -> None:
+    """A thread that holds the GIL while it encodes would stop every stream of the frontend for as long."""
+    maker = PromptMaker(resolve_checkpoint("synthetic:tiny-vl-trained").path)  # its tokenizer is BPE
+    with ThreadPoolExecutor(1) as pool:
+        seen = [time.monotonic()]
+        made = pool.submit(maker.of_text, "a b " * 250_000)
+        while not made.done():
+            time.sleep(0.001)
+            seen.append(time.monotonic())
+    assert len(made.result()) >= 500_000
+    longest = max(later - earlier for earlier, later in pairwise(seen))
+    assert longest < (seen[-1] - seen[0]) / 2  # all of it with the GIL held
+
+
+def test_a_prompt_far_beyond_the_context_is_refused_by_its_beginning() -> None:
+    """Tokens of a body of 20 MB took 22 s of a core and 5 GB, and their ids no longer fitted into a body."""
+    maker = PromptMaker(resolve_checkpoint("synthetic:tiny").path, read_context=lambda: 1000)
+    for path, sent in ((CHAT, user("a b " * 100_000)), (COMPLETIONS, {"prompt": ["x", "a b " * 100_000]})):
+        with pytest.raises(Unrenderable, match="more than 2000 tokens and the context holds 1000 .* at most 999"):
+            rewrite(maker, path, json.dumps(sent).encode())
+    assert len(maker.of_text("a b " * 50_000)) > 2000  # a worker refuses it, with its length
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -46,7 +77,6 @@ def test_a_body_of_a_wrong_form_is_refused_in_a_sentence(maker: PromptMaker, pat
         b'"x"',
         b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"prompt": ["a", 1]}',
-        b'{"prompt": "\xff"}',
     ],
 )
 def test_what_is_no_request_goes_on_as_it_is(maker: PromptMaker, body: bytes) -> None:

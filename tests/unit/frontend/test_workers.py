@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trtx.engine.worker_facts import PublishedWorker, WorkerFacts
+from trtx.frontend.discovery import worker_context
 from trtx.frontend.workers import published_workers, routes
 from trtx.planes.file_registry import FileRegistry
 
@@ -45,6 +47,15 @@ def test_others_workers_and_halves_of_cards_are_left_out(tmp_path: Path) -> None
     (bucket / "directory").mkdir()
     card(tmp_path, 5, {"runtime_data": facts("decode-0").to_runtime_data()})
     assert [worker.worker_id for worker in published_workers(FileRegistry(tmp_path))] == [5]
+
+
+def test_the_context_is_that_of_the_worker_that_holds_most(tmp_path: Path) -> None:
+    card(tmp_path, 1, {"runtime_data": {"spec_decode": {"nextn": 1}}})
+    assert worker_context(FileRegistry(tmp_path)) == 0
+    for worker_id, length, role in ((2, 4096, "decode"), (3, 8192, "prefill"), (4, 10**6, "encode")):
+        held = replace(facts(f"{role}-{worker_id}"), context_length=length, role=role)
+        card(tmp_path, worker_id, {"runtime_data": held.to_runtime_data()})
+    assert worker_context(FileRegistry(tmp_path)) == 8192
 
 
 @pytest.mark.parametrize(
