@@ -180,9 +180,10 @@ class Scheduler:
         return budget - left
 
     def _first_short(self, most: int) -> int | None:
-        """Index of the first waiting sequence with at most ``most`` tokens to compute that may go before the others.
+        """Index of the first waiting sequence with at most ``most`` tokens to compute; None if none may be admitted.
 
-        It may if the first one has as much priority and still finds a slot and blocks afterwards.
+        A sequence may pass the first one only if both have the same priority, and a slot and blocks remain for the
+        first.
         """
         for index, sequence in enumerate(self.waiting[:LOOKED_AT]):
             known = sequence.num_tokens

@@ -3,10 +3,12 @@
 Prompts are computed in the order of their arrival. While the first one in progress is long, up to half of a step's
 prompt tokens go to short prompts behind it, in the order of their arrival. Two bounds follow:
 
-- A long prompt takes at most twice as many steps as it would take alone, because it gets the other half.
-- A short prompt waits only for short prompts before it, at half of the budget, however many long ones there are.
+- A long prompt takes at most twice as many steps as without short ones, because it gets the other half.
+- A short prompt waits only for the short prompts before it, and these get half of the budget. This holds while it is
+  among the first :data:`LOOKED_AT` waiting sequences, has no lower priority than the first of them, and leaves a slot
+  and blocks for that one.
 
-Equal prompts never pass each other, so their order, and the mean time to the first token with it, stays as it was.
+Prompts of equal length never pass each other, so a load of such prompts runs as if there were no such rule.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from __future__ import annotations
 from trtx.torch_engine.core.sequence import Sequence
 
 _LONG_STEPS = 2
-"""A prompt is long while it needs more than so many steps of the whole prompt budget."""
+"""A prompt is long while it needs more than this many steps at the whole prompt budget."""
 _SHORT_PART = 4
-"""A prompt is short beside a long one if its own rest is at most this fraction of the long one's: 1 / 4."""
+"""A prompt is short if its uncomputed tokens are at most one in this many of the long prompt's."""
 LOOKED_AT = 16
-"""Waiting sequences, from the first one on, among which short ones are looked for. It bounds the work of a step."""
+"""Number of waiting sequences that a step searches for short prompts. It bounds the scheduler's work."""
 
 
 def left_to_short(first: Sequence, budget: int) -> int:

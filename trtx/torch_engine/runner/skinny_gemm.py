@@ -47,10 +47,10 @@ class Tile:
 # docs/performance-notes.md: the fastest configuration for nearly every matmul, and never more than 5 % slower.
 ONE_ROW = Tile(1, 8, 1024, 4, 4)
 SEVERAL_ROWS = Tile(MOST_ROWS, 16, 256, 2, 5)
-# With fast memory, more bytes must be on their way: longer rows where few programs fit, more rows where many do.
+# Fast memory needs more bytes in flight: more columns for a weight of few programs, more outputs for one of many.
 FEW_WIDE_PROGRAMS = Tile(MOST_ROWS, 16, 512, 2, 4)
 MANY_TALL_PROGRAMS = Tile(MOST_ROWS, 32, 256, 2, 4)
-_FEW, _MANY = (256, 320), 1024  # programs of SEVERAL_ROWS
+_FEW, _MANY = (256, 320), 1024  # numbers of programs with SEVERAL_ROWS; others were not measured, or gain nothing
 
 
 def tile_for(num_rows: int, num_outputs: int, width: int, *, has_fast_memory: bool = False) -> Tile:

@@ -43,6 +43,16 @@ def unexpected(error: Exception) -> None:
     print(error)  # the test then fails at its time limit, with this in its output
 
 
+def assert_tokens_of_one_rank(args: RunnerArgs, size: int) -> None:
+    ranked = create_ranked_runner(args, start_ranks(size, unexpected))
+    try:
+        wishes = workload(1, count=6)
+        expected, _ = served(create_runner(args), wishes, overlap=True)
+        assert_equal(served(ranked, wishes, overlap=True)[0], expected, wishes)
+    finally:
+        ranked.close()
+
+
 @pytest.mark.parametrize(
     ("family", "size", "kv_heads"),
     first_of(1, [("qwen2", 2, 1), ("qwen2", 4, 2), ("llama", 4, 2)]),  # test_rank_shares.py has four ranks' shares
@@ -51,13 +61,7 @@ def test_biases_are_added_once_a_tied_head_is_split_and_ranks_share_kv_heads(
     family: str, size: int, kv_heads: int, tmp_path: Path
 ) -> None:
     args = new_args(family, tmp_path, num_key_value_heads=kv_heads, tie_word_embeddings=True)
-    ranked = create_ranked_runner(args, start_ranks(size, unexpected))
-    try:
-        wishes = workload(1, count=6)
-        expected, _ = served(create_runner(args), wishes, overlap=True)
-        assert_equal(served(ranked, wishes, overlap=True)[0], expected, wishes)
-    finally:
-        ranked.close()
+    assert_tokens_of_one_rank(args, size)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +101,7 @@ def test_ranks_give_the_tokens_of_one_rank_whatever_is_asked(size: int, expert_r
 @pytest.mark.parametrize(("size", "expert_ranks"), [pytest.param(2, 1, marks=pytest.mark.proof), (2, 2)])
 def test_ranks_split_sinks_and_add_the_experts_biases_once(size: int, expert_ranks: int, tmp_path: Path) -> None:
     args = replace(new_args("gpt_oss", tmp_path, expert_ranks=expert_ranks), num_blocks=80)
-    ranked = create_ranked_runner(args, start_ranks(size, unexpected))
-    try:
-        wishes = workload(1, count=6)
-        expected, _ = served(create_runner(args), wishes, overlap=True)
-        assert_equal(served(ranked, wishes, overlap=True)[0], expected, wishes)
-    finally:
-        ranked.close()
+    assert_tokens_of_one_rank(args, size)
 
 
 @pytest.mark.proof

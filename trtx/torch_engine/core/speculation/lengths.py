@@ -16,7 +16,7 @@ _BOUND_BY_READING = 256  # tokens: a pass of fewer takes about as long as readin
 _REFRESH = 256  # steps with drafts after which one goes without, to measure it anew
 _FIRST_TRY, _LAST_TRY = 8, 512  # steps without drafts after which one is tried in spite of the estimate
 _TRIED_SHARE = 8  # a try drafts about one token for so many sequences
-_SPENT_ON_TRIES = 0.01  # of all time: a slow try is not repeated before so many steps that it is this share of them
+_SPENT_ON_TRIES = 0.01  # share of the time that tries may take: the more a try cost, the later comes the next
 _PRIOR_RATE, _PRIOR_WEIGHT = 0.6, 8.0
 _KEPT = 0.98  # decay of the counts of a strength with each draft
 _STRONGEST = 8
@@ -95,7 +95,7 @@ class DraftLengths:
     def may_pay(self, batch: int) -> bool:
         """Whether :meth:`choose` could draft anything at ``batch`` decoding sequences, whatever the drafts are.
 
-        It costs next to nothing, so that the drafts of a large batch are looked for only where they can matter.
+        It costs microseconds. The search for the drafts of a large batch costs a millisecond.
         """
         most_tokens = batch * self.limit(batch)
         if self._schedule is not None or not most_tokens:
@@ -159,9 +159,9 @@ class DraftLengths:
         self._drafted(0.0)
 
     def _steps_lost(self, batch: int, seconds: float) -> float:
-        """Estimates the steps without drafts that fit in the time which a step with drafts cost on top of one.
+        """Estimates what a step with drafts of ``seconds`` cost beyond a step without, in such steps.
 
-        On a device that computes beside the host, neither this step nor the next one overlaps with the one before it.
+        The factor 2: neither this step nor the next one overlaps with the step before it.
         """
         plain = self._times.expected(batch, 0)
         return 0.0 if plain is None else 2 * max(0.0, seconds / plain - 1)
