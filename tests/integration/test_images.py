@@ -195,7 +195,8 @@ def traced(served: Served, traces: TraceCollector, number: int) -> float:
         inside = [span for span in stages if span.parent_id == worker.span_id]
         assert all(worker.start_ns <= span.start_ns <= span.end_ns <= worker.end_ns for span in inside)
     (loading,) = [span for span in stages if span.name == "media" and span.parent_id == prefill.span_id]
-    assert loading.start_ns <= of_name["trtx.encode"].start_ns <= of_name["trtx.encode"].end_ns <= loading.end_ns
+    # The encode worker's span ends once Dynamo asks for another chunk, which can be after prefill has the only one.
+    assert loading.start_ns <= of_name["trtx.encode"].start_ns <= loading.end_ns
     between_ns = prefill.start_ns - whole.start_ns, decode.start_ns - prefill.end_ns, whole.end_ns - decode.end_ns
     return (sum(span.seconds for span in stages) + sum(between_ns) / 1e9) / whole.seconds
 
