@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from processes import HTTP
+
 from trtx.launch.processes import members
 from trtx.topology import Plan
 
@@ -115,6 +117,13 @@ def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 30) -> tu
         return response.status, json.loads(text) if text else {}
     finally:
         connection.close()
+
+
+def open_streams(url: str) -> int:
+    """Requests that a frontend has taken and not answered to the end."""
+    text = HTTP.get(f"{url}/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith("dynamo_frontend_inflight_requests{")]
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines)
 
 
 @dataclass
