@@ -99,7 +99,7 @@ def trtx_serve(*arguments: str) -> Iterator[ServeCommand]:
                     process.wait()
             for path in runs.glob("*/plan.json"):
                 plan = Plan.from_json(json.loads(path.read_text()))
-                wait_until(lambda plan=plan: nothing_left(plan), 10, "every process gone")  # type: ignore[misc]
+                wait_until(lambda plan=plan: nothing_left(plan), 30, "every process gone")  # type: ignore[misc]
 
 
 def nothing_left(plan: Plan) -> bool:
