@@ -136,7 +136,7 @@ class LlmArgs:
 
     @property
     def guides(self) -> bool:
-        """Whether requests may follow grammars, which need a tokenizer to be spelled with."""
+        """Whether requests may follow grammars. A grammar needs the text of every token, so it needs a tokenizer."""
         return self.guided_decoding_backend is not None and self.grammar_tokenizer is not None
 
     @property

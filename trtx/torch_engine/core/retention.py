@@ -28,7 +28,9 @@ def retained_block(retention: KvRetention, index: int, prompt_length: int, token
 
 
 class BlockPriorities:
-    """The retention priority of every block of a pool. A priority with a duration ends that long after the last use."""
+    """The retention priority of every block of a pool. A priority with a duration ends when this time has passed since
+    the last use.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -53,7 +55,8 @@ class BlockPriorities:
             self._uses.pop(block_id, None)
 
     def begin(self, block_id: int) -> int:
-        """Starts the duration of a block's priority: no sequence uses the block any more. Returns the priority."""
+        """Starts the duration of a block's priority, because no sequence uses the block any more. Returns the priority.
+        """
         retained = self._retained.get(block_id) if self._retained else None
         if retained is None:
             return DEFAULT_PRIORITY

@@ -19,7 +19,7 @@ class EmbeddingGone(Exception):
 
 
 class EmbeddingUnreachable(Exception):
-    """The embedding stayed on an encoder's device whose memory can never be opened from here: request it in a file."""
+    """The embedding is on an encoder's device whose memory this process can never open: request it as a file."""
 
 
 class EmbeddingMismatch(Exception):
@@ -61,9 +61,10 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return found
 
     def check(self, *, width: int | None = None, dtype: str | None = None) -> None:
-        """Raises EmbeddingMismatch if the embedding can't have ``width`` columns in ``dtype``, or contradicts itself.
+        """Raises EmbeddingMismatch if the embedding can't have ``width`` columns in ``dtype``, or if its fields
+        contradict each other.
 
-        None: unknown here; the process that computes with the rows checks it.
+        None: unknown in this process; the process that computes with the rows checks it.
         """
         rows, columns = self.tensor_size
         if columns != (width or columns) or self.dtype != (dtype or self.dtype):

@@ -103,7 +103,7 @@ class CudaDriver:
     def open(self, handle: bytes, pid: int) -> int:
         """Maps an allocation of process ``pid`` and returns its local address. Open a handle at most once at a time.
 
-        Raises CudaError, for a descriptor also if this process may not take it from the other one.
+        Raises CudaError, also if this process may not take the other process's descriptor.
         """
         if len(handle) == _FILE.size:
             descriptor, size = _FILE.unpack(handle)
