@@ -190,8 +190,8 @@ def _parse(shared: SharedTensor, place: bytes) -> DevicePlace:
         or not all(0 <= block < found.num_blocks for block in found.block_ids)
     ):
         raise EmbeddingMismatch(
-            f"an embedding's place names {len(found.block_ids)} blocks of {found.block_bytes} bytes, of "
-            f"{found.num_blocks}, for {shared.nbytes} in blocks of {BLOCK_BYTES}; send it unchanged"
+            f"an embedding's place names {len(found.block_ids)} of {found.num_blocks} blocks of {found.block_bytes} "
+            f"bytes; expected blocks of {BLOCK_BYTES} bytes for {shared.nbytes} bytes; send it unchanged"
         )
     return found
 

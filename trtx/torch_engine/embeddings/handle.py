@@ -74,11 +74,12 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             )
         if rows < 1 or columns < 1 or (self.grid is not None and (min(self.grid) < 1 or prod(self.grid) != rows)):
             raise EmbeddingMismatch(
-                f"an embedding has {rows} rows of {columns} and the grid {self.grid}; expected one row a patch"
+                f"an embedding has {rows} rows of {columns} and the grid {self.grid}; expected one row for each patch"
             )
         if self.clip is not None and (self.grid is None or len(self.clip.at_s) != self.grid[0]):
             raise EmbeddingMismatch(
-                f"an embedding of a video has {len(self.clip.at_s)} times and the grid {self.grid}; expected one a step"
+                f"an embedding of a video has {len(self.clip.at_s)} times and the grid {self.grid}; expected one time "
+                "for each step of the grid"
             )
 
 
@@ -100,8 +101,8 @@ def parse_handle(given: Mapping[str, Any]) -> EmbeddingHandle:
         or not all(0 <= block < offer.num_blocks for block in offer.block_ids)
     ):
         raise EmbeddingMismatch(
-            f"an embedding's handle names {len(offer.block_ids)} blocks of {offer.block_bytes} bytes, of "
-            f"{offer.num_blocks}, for {handle.nbytes}; send it unchanged"
+            f"an embedding's handle names {len(offer.block_ids)} of {offer.num_blocks} blocks of {offer.block_bytes} "
+            f"bytes, which do not fit its {handle.nbytes} bytes; send the handle unchanged"
         )
     return handle
 
