@@ -145,7 +145,7 @@ def _registry() -> Registry | None:
 
 
 def _overload_status() -> int:
-    """The HTTP status of overload, as Dynamo has it: DYN_HTTP_OVERLOAD_STATUS_CODE, else 529."""
+    """The HTTP status for overload, as in Dynamo: DYN_HTTP_OVERLOAD_STATUS_CODE, else 529."""
     given = os.environ.get("DYN_HTTP_OVERLOAD_STATUS_CODE", "").strip()
     return int(given) if given.isdecimal() and 400 <= int(given) <= 599 else _OVERLOADED
 

@@ -179,8 +179,7 @@ class KvTransfer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
 
 
 class EngineTimes(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Where one sequence spent its time inside the engine, in seconds. None: unknown, or the sequence had no such part.
-    """
+    """Where one sequence spent its time inside the engine, in seconds. None: unknown, or there was no such part."""
 
     # When it arrived, on the monotonic clock that all processes of a machine share. None: on another clock.
     arrived_s: float | None = None

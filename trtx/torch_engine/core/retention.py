@@ -55,8 +55,7 @@ class BlockPriorities:
             self._uses.pop(block_id, None)
 
     def begin(self, block_id: int) -> int:
-        """Starts the duration of a block's priority, because no sequence uses the block any more. Returns the priority.
-        """
+        """Starts the duration of a block's priority: no sequence uses the block any more. Returns the priority."""
         retained = self._retained.get(block_id) if self._retained else None
         if retained is None:
             return DEFAULT_PRIORITY

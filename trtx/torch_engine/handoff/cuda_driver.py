@@ -54,7 +54,7 @@ class CudaDriver:
 
     def __init__(self) -> None:
         self._exported: list[int] = []  # descriptors, which keep their memory allocated
-        self._mapped: dict[int, int] = {}  # sizes of other processes' memory by its address here
+        self._mapped: dict[int, int] = {}  # sizes of other processes' memory, by its address in this process
         self._library = ctypes.CDLL("libcuda.so.1")
         # Declared argument types accept plain ints and save 3 us for each call, which is part of a read's latency.
         self._library.cuMemcpyHtoDAsync_v2.argtypes = [

@@ -22,8 +22,7 @@ class HeadShares:
         return range(first, first + held)
 
     def sources(self, wanted: range) -> Iterator[tuple[int, HeadCopy]]:
-        """Yields each rank to copy from and the heads to copy, so that a block of ``wanted`` heads gets each head once.
-        """
+        """Yields each rank to copy from, and the heads to copy, so that a block of ``wanted`` gets each head once."""
         missing = wanted.start
         for rank in range(self.ranks):
             held = self.of(rank)

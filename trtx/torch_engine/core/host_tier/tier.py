@@ -64,7 +64,7 @@ class TierCounters:
     hits: int = 0  # of prompts, found in host memory only
     missed: int = 0  # of prompts, in neither tier
     evicted: int = 0  # from host memory
-    dropped: int = 0  # evicted from the device without a copy: asked for too rarely, or too many at once
+    dropped: int = 0  # evicted from the device without a copy: needed too rarely, or too many stores under way
     abandoned_loads: int = 0  # given up after LOAD_TIMEOUT_S, or the content was withdrawn
     stored_seconds: float = 0.0
     loaded_seconds: float = 0.0
@@ -157,7 +157,7 @@ class HostTier:
     def forget(self, names: Iterable[bytes]) -> None:
         for name in names:
             if self._storing.pop(name, None) is not None:
-                self._must_hold = True  # its block is free now, and a store still reads it
+                self._must_hold = True  # its block is free now, but a store still reads it
             elif (host_id := self.pool.find(name)) is not None:
                 self.pool.forget([host_id])
             else:
@@ -228,7 +228,7 @@ class HostTier:
                 break
             block_id, name = found
             self._store(block_id, name, most_storing)
-            device.set_copied(name, is_copied=True)  # also if it is not worth a copy: then it is ready to be evicted
+            device.set_copied(name, is_copied=True)  # also if it is rejected: its block may then be evicted
 
     # --- loads ---
 

@@ -15,8 +15,8 @@ _KEPT_TIMES, _ENOUGH_TIMES = 9, 3
 _BOUND_BY_READING = 256  # tokens: a pass of fewer takes about as long as reading the weights, on an H100
 _REFRESH = 256  # steps with drafts after which one goes without, to measure it anew
 _FIRST_TRY, _LAST_TRY = 8, 512  # steps without drafts after which one is tried in spite of the estimate
-_TRIED_SHARE = 8  # a try drafts about one token for so many sequences
-_SPENT_ON_TRIES = 0.01  # share of the time that tries may take: the more a try cost, the later comes the next
+_TRIED_SHARE = 8  # a try drafts about one token for this many sequences
+_SPENT_ON_TRIES = 0.01  # share of the time that tries may take: the more a try costs, the later the next one
 _PRIOR_RATE, _PRIOR_WEIGHT = 0.6, 8.0
 _KEPT = 0.98  # decay of the counts of a strength with each draft
 _STRONGEST = 8
@@ -153,8 +153,7 @@ class DraftLengths:
             self._since_draft += 1
 
     def wasted(self, drafts: Sequence[Draft]) -> None:
-        """Learns that a step could verify no token of ``drafts``, for example because the grammars allow none of them.
-        """
+        """Learns that a step could verify no token of ``drafts``, for example because the grammars allow none."""
         for draft in drafts:
             self._rate(draft).add(1, 0)
         self._drafted(0.0)

@@ -35,8 +35,7 @@ class ModelProgress:
 
 
 class ModelDrafts:
-    """Drafts of a :class:`DraftModel`. A draft costs time on the device, so its length is chosen before it is computed.
-    """
+    """Drafts of a :class:`DraftModel`. A draft costs device time, so its length is chosen before it is computed."""
 
     def __init__(self, model: DraftModel, *, tokens_per_block: int, max_num_tokens: int) -> None:
         """``max_num_tokens``: the most tokens of one draft pass; prompts beyond it are computed over several steps."""
