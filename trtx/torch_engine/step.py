@@ -188,7 +188,7 @@ class ModelRunner(Protocol):
 
     @property
     def expert_balance(self) -> ExpertBalance | None:
-        """The load of experts, as of the last step whose results read it; None: unknown, or a dense model."""
+        """The load of experts, which some steps update with their results; None: unknown, or a dense model."""
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """Starts to write KV for every new token and to sample where requested; does not wait for results.
