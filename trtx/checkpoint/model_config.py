@@ -53,8 +53,8 @@ larger value is an error, which would otherwise appear only after a long time of
 
 _FIELDS_OF_EXPERTS: frozenset[str] = frozenset().union(*EXPERT_FIELDS.values())
 KNOWN = frozenset((
-    *LARGEST, *_FIELDS_OF_EXPERTS, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
-    "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
+    *LARGEST, *_FIELDS_OF_EXPERTS, *GEMMA3_FIELDS, "rms_norm_eps", "attention_bias", "tie_word_embeddings",
+    "quantization_config", "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
 ))  # fmt: skip
 
@@ -213,7 +213,7 @@ def _refuse_unknown(config: Fields, architecture: str, family: Family) -> None:
     for name, value in config.values.items():
         is_known = name in KNOWN or name in ONLY or name in WITHOUT_EFFECT or name.startswith(PREFIXES_WITHOUT_EFFECT)
         is_known &= name in EXPERT_FIELDS[family.experts] or name not in _FIELDS_OF_EXPERTS
-        is_known |= family.is_gemma3 and name in GEMMA3_FIELDS
+        is_known &= family.is_gemma3 or name not in GEMMA3_FIELDS
         if value and not is_known:
             config.refuse_here(
                 name,
