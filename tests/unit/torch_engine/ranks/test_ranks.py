@@ -55,7 +55,9 @@ def assert_tokens_of_one_rank(args: RunnerArgs, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("family", "size", "kv_heads"),
-    first_of(1, [("qwen2", 2, 1), ("qwen2", 4, 2), ("llama", 4, 2)]),  # test_rank_shares.py has four ranks' shares
+    first_of(
+        1, [("qwen2", 2, 1), ("qwen2", 4, 2), ("llama", 4, 2), ("gemma3", 2, 2)]
+    ),  # test_rank_shares.py has four ranks' shares
 )
 def test_biases_are_added_once_a_tied_head_is_split_and_ranks_share_kv_heads(
     family: str, size: int, kv_heads: int, tmp_path: Path
