@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from device_peer import DTYPE, WIDTH, Encoder, embedding
+from device_peer import Encoder
+from embedding_peer import DTYPE, WIDTH, embedding
 from processes import freeze
 
 from trtx.ipc.shared_tensor import SharedTensor, SharedTensorElsewhere, open_shared, remove_shared, share_place
