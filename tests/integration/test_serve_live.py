@@ -22,9 +22,9 @@ from trtx.launch.processes import members
 from trtx.topology import Plan
 
 
-def run_trtx(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_trtx(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from trtx.cli.app import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def listeners(plan: Plan) -> set[str]:
