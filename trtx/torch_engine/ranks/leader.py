@@ -50,7 +50,8 @@ class LeadingRunner:
         self.paced_steps = own.paced_steps
         self.is_asynchronous = own.is_asynchronous
         self.masks = own.masks
-        self.draft_model: DraftModel | None = None  # a draft model needs one GPU
+        # Of rank 0 alone: a plan has its guesses, so the other ranks verify them without it.
+        self.draft_model: DraftModel | None = own.draft_model
 
     @property
     def graph_misses(self) -> int | None:
@@ -119,7 +120,7 @@ def _create(args: RunnerArgs, ranks: list[RankProcess], directory: Path, *, hand
             "engine; expected one for each rank: lower --tp, or name more GPUs with --gpus"
         )
     for rank in ranks:
-        own = replace(args, device=f"cuda:{rank.rank}" if is_gpu else "cpu", guided=False)
+        own = replace(args, device=f"cuda:{rank.rank}" if is_gpu else "cpu", guided=False, draft=None)
         rank.start(RankStart(own, rank.rank, size, str(meeting), hands_off))
     args = replace(args, device="cuda:0" if is_gpu else "cpu")
     device = resolve_device(args.device)
