@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from called import only
 from playwright.sync_api import Browser
 from processes import TRTX
 from test_report_browser import browser  # noqa: F401  # a fixture
@@ -39,11 +40,6 @@ def sweep(tmp_path: Path) -> Path:
     file = tmp_path / "sweep.yaml"
     file.write_text(SWEEP, encoding="utf-8")
     return file
-
-
-def only(parent: Path) -> Path:
-    (run_dir,) = parent.iterdir()
-    return run_dir
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from called import only
 from openai_server import MODEL, OpenAIServer, openai_server
 from processes import TRTX
 from topology_clients import wait_until
@@ -68,11 +69,6 @@ def of_hf() -> dict[str, Any]:
         bootstrap_iters=0,
     )
     return found
-
-
-def only(parent: Path) -> Path:
-    (run_dir,) = parent.iterdir()
-    return run_dir
 
 
 def scores(run_dir: Path, topology: str) -> TopologyScores:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from called import only
 from processes import TRTX
 from topology_clients import wait_until
 
@@ -24,11 +25,6 @@ from trtx.topology import Plan
 MODEL, TRAINED = "synthetic:tiny", "synthetic:tiny-trained"
 EXACT = ("--set", "dtype=float32")
 """In bfloat16, the default for TRAINED on some processors, rounding decides tokens of long answers."""
-
-
-def only(parent: Path) -> Path:
-    (run_dir,) = parent.iterdir()
-    return run_dir
 
 
 def compared(run_dir: Path) -> tuple[Parity, dict[str, ComparedRoute]]:
