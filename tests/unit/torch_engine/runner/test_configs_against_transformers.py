@@ -90,9 +90,9 @@ class Checkpoints:
             )
         except UsageError as refusal:
             pytest.fail(
-                f"trtx accepts the config {config}, and refuses the weights that transformers' model of it has; correct "
-                f"the row of {config['architectures'][0]} in trtx/checkpoint/families.py (qkv_bias, qk_norm), or what "
-                f"trtx/checkpoint/model_config.py makes of it: {refusal}"
+                f"trtx accepts the config {config}, and refuses the weights that transformers' model of it has; "
+                f"correct the row of {config['architectures'][0]} in trtx/checkpoint/families.py (qkv_bias, qk_norm), "
+                f"or what trtx/checkpoint/model_config.py makes of it: {refusal}"
             )
         player = Player(runner)
         playing = player.add(prompt, room=COUNT, sampling=SamplingParams(prompt_logprobs=1))
