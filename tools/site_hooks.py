@@ -1,6 +1,7 @@
 """Hooks of mkdocs, which ``mkdocs.yml`` names: where the code on a page may break into the next line.
 
-Without them a browser breaks ``--dry-run`` after its first dashes, and a long name in a table at any letter.
+Without them a browser breaks ``--dry-run`` after its first dashes, a long name in a table at any letter, and the lines
+of a tree or of columns, which then mean nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 _TABLE = re.compile(r"(<table>.*?</table>)", re.DOTALL)
 _CODE = re.compile(r"(?<=<code>)(.*?)(?=</code>)", re.DOTALL)
+_ALIGNED = re.compile(r"<code>(?=[^<]*[├└]|(?:[^<]*\S {3,}\S){3})")
 _TAG = re.compile(r"(<[^>]+>)")
 _OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 _FIRST_WORD = re.compile(r"(?<![\w-])--?[a-zA-Z]\w*")
@@ -17,8 +19,8 @@ _BREAK_AFTER = re.compile(r"(?<=\w[_/])(?=\w)")
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Returns the page's HTML in which options stay whole, and names in tables break after ``_`` and ``/``."""
-    parts = _TABLE.split(html)  # every second one is a table
+    """Returns the page's HTML with whole options, aligned blocks that don't wrap, and breaks after ``_`` in tables."""
+    parts = _TABLE.split(_ALIGNED.sub('<code class="aligned">', html))  # every second one is a table
     return "".join(_CODE.sub(_in_table if at % 2 else _in_text, part) for at, part in enumerate(parts))
 
 
