@@ -208,8 +208,8 @@ def _mxfp4(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
 # Generations: from the support matrix in TensorRT-LLM's documentation (features/quantization). fp8: the engines' scaled
 # matmuls need multiples of 16 rows. int8_sq: the matrix of the PyTorch backend has no row for it.
 # Layouts: those of ModelOpt 0.47's export; of FP8_BLOCK_SCALES, those of DeepSeek's and Qwen's own checkpoints. For
-# formats that the engine does not load only the sizes matter; these are gpt-oss's OCP MX with one byte per 32 values and
-# AutoGPTQ's groups.
+# formats that the engine does not load only the sizes matter; these are gpt-oss's OCP MX with one byte per 32 values,
+# and AutoGPTQ's groups.
 _FORMATS = (
     BuiltFormat(
         "FP8", _fp8, Loading(("input_scale",), 8, is_multiplied=True), ("fp8",),

@@ -1,7 +1,8 @@
 """Reads the ``quantization_config`` of FP8 checkpoints that ModelOpt did not export.
 
-Two exporters are known: ``fp8``, the block scales that DeepSeek introduced and Qwen publishes, as transformers 5.23 reads
-them (``FineGrainedFP8Config``), and ``compressed-tensors`` 0.20, which llm-compressor writes and Red Hat publishes.
+Two exporters are known: ``fp8``, the block scales that DeepSeek introduced and Qwen publishes, as transformers 5.23
+reads them (``FineGrainedFP8Config``), and ``compressed-tensors`` 0.20, which llm-compressor writes and Red Hat
+publishes.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 from trtx.checkpoint.documents import CONFIG, Fields, read_object, shown, shown_name
 from trtx.checkpoint.exclusions import exclusion
 from trtx.checkpoint.formats import AWQ_GROUP, FORMATS, FP8_BLOCK, LOADED, METHODS, Loading, TensorSpec
-from trtx.checkpoint.fp8_configs import COMPRESSED, FINE_GRAINED, algorithm_of, check_fp8_config, excluded_field
+from trtx.checkpoint.fp8_configs import COMPRESSED, algorithm_of, check_fp8_config, excluded_field
 from trtx.errors import UnsupportedModel, UsageError
 
 MODELOPT_FILE = "hf_quant_config.json"
@@ -101,11 +101,7 @@ def check_loadable(found: Quantization | None, directory: Path, config: Mapping[
     if found is None:
         return
     stated = config.get("quantization_config")
-    if (
-        found.method in (FINE_GRAINED, COMPRESSED)
-        and isinstance(stated, Mapping)
-        and algorithm_of(found.method, stated)
-    ):
+    if isinstance(stated, Mapping) and algorithm_of(found.method, stated):
         check_fp8_config(found.method, Fields(stated, found.source))
     elif found.method != _MODELOPT or found.algorithm not in (None, *LOADED):
         name = str(found.algorithm) if found.method == _MODELOPT else found.method

@@ -11,9 +11,10 @@ from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.weight_index import STORED_DTYPES, StoredTensor, read_bytes, stored_tensors
 from trtx.errors import UsageError
 
+_WEIGHT = ".weight"
 # Of each dtype of scales: an unsigned integer of its size, and the bits of infinity. NaN and negative numbers have
 # larger ones.
-_INFINITY = {"F32": ("I", 0x7F80_0000), "BF16": ("H", 0x7F80), "F16": ("H", 0x7C00)}
+_INFINITY = {"F64": ("Q", 0x7FF << 52), "F32": ("I", 0x7F80_0000), "BF16": ("H", 0x7F80), "F16": ("H", 0x7C00)}
 
 
 def check_quantized_tensors(directory: Path, config: ModelConfig) -> None:
@@ -30,7 +31,11 @@ def check_quantized_tensors(directory: Path, config: ModelConfig) -> None:
     if stored is None:
         return
     expected, says = checkpoint_tensors(config), quantization.source
-    modules = {name.rpartition(".")[0] for name, tensor in expected.items() if tensor.dtype == FP8_DTYPE}
+    modules = {
+        name.removesuffix(_WEIGHT)
+        for name, tensor in expected.items()
+        if name.endswith(_WEIGHT) and tensor.dtype == FP8_DTYPE
+    }
     for name, tensor in expected.items():
         module, _, suffix = name.rpartition(".")
         weight, found = stored.get(f"{module}.weight"), stored.get(name)
