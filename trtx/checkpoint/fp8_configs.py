@@ -48,7 +48,7 @@ _ARGS: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _WITHOUT_EFFECT = ("observer", "observer_kwargs", "zp_dtype")  # how scales were found; zero points of symmetric weights
 # The strategies of weights and of their inputs, whether the inputs' scales are dynamic, and the algorithm of both.
-_STRATEGIES = {
+_STRATEGIES: Mapping[tuple[Any, Any, Any], str] = {
     ("tensor", "tensor", False): PER_TENSOR,
     ("channel", "token", True): PER_CHANNEL,
     ("block", "group", True): BLOCKS,

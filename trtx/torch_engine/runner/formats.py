@@ -55,7 +55,7 @@ class RoundFp8Rows:
             return _round_fp8_rows(x)
         columns = x.shape[-1]
         filled = F.pad(x, (0, -columns % self.group)) if columns % self.group else x
-        rounded = _round_fp8_rows(filled.unflatten(-1, (-1, self.group))).flatten(-2)
+        rounded = _round_fp8_rows(filled.reshape(*x.shape[:-1], -1, self.group)).flatten(-2)
         return rounded[..., :columns].contiguous() if filled is not x else rounded
 
 
@@ -243,7 +243,7 @@ def _dequantize_blocks(weight: Tensor, scale: Tensor) -> Tensor:
     scale = scale.float().repeat_interleave(FP8_BLOCK, dim=0)[:rows]  # [rows, blocks of columns]
     found = weight.float()
     if whole:
-        found[:, :whole].unflatten(1, (-1, FP8_BLOCK)).mul_(scale[:, : whole // FP8_BLOCK, None])
+        found[:, :whole].view(rows, -1, FP8_BLOCK).mul_(scale[:, : whole // FP8_BLOCK, None])
     if whole < columns:
         found[:, whole:].mul_(scale[:, -1:])
     return found
