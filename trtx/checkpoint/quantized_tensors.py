@@ -8,10 +8,10 @@ from pathlib import Path
 from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.formats import FP8_DTYPE
 from trtx.checkpoint.model_config import ModelConfig
-from trtx.checkpoint.weight_index import STORED_DTYPES, StoredTensor, read_bytes, stored_tensors
+from trtx.checkpoint.weight_index import STORED_DTYPES, read_data, stored_tensors
 from trtx.errors import UsageError
 
-_WEIGHT = ".weight"
+_WEIGHT, _SCALES = ".weight", ("_scale", "_scale_inv")
 # Of each dtype of scales: an unsigned integer of its size, and the bits of infinity. NaN and negative numbers have
 # larger ones.
 _INFINITY = {"F64": ("Q", 0x7FF << 52), "F32": ("I", 0x7F80_0000), "BF16": ("H", 0x7F80), "F16": ("H", 0x7C00)}
@@ -37,7 +37,7 @@ def check_quantized_tensors(directory: Path, config: ModelConfig) -> None:
         if name.endswith(_WEIGHT) and tensor.dtype == FP8_DTYPE
     }
     for name, tensor in expected.items():
-        module, _, suffix = name.rpartition(".")
+        module = name.rpartition(".")[0]
         weight, found = stored.get(f"{module}.weight"), stored.get(name)
         if found is None:
             if module in modules and weight is not None and not tensor.is_optional:
@@ -48,20 +48,19 @@ def check_quantized_tensors(directory: Path, config: ModelConfig) -> None:
             continue
         if misfit := tensor.misfit(found.shape, STORED_DTYPES.get(found.dtype, found.dtype)):
             raise UsageError(f"{found.file}: tensor {name} {misfit[0]}, {says} says {misfit[1]}")
-        if module in modules and suffix.endswith(("scale", "scale_inv")):
-            _check_scale(found, name)
     for name, found in stored.items():
         if name not in expected and name.rpartition(".")[0] in modules:
             raise UsageError(
                 f"{found.file} holds the tensor {name}, for which {says} has no place; expected only the tensors of "
-                f"its format: export the checkpoint again"
+                "its format: export the checkpoint again"
             )
-
-
-def _check_scale(stored: StoredTensor, name: str) -> None:
-    code, infinity = _INFINITY[stored.dtype]
-    if max(array(code, read_bytes(stored)), default=0) >= infinity:
-        raise UsageError(
-            f"{stored.file}: tensor {name} holds a scale that is negative, infinite or NaN; expected finite numbers of "
-            "at least 0: download the checkpoint again, or export it again"
-        )
+    scales = {
+        name: found for name, found in stored.items() if name.endswith(_SCALES) and name.rpartition(".")[0] in modules
+    }
+    for name, data in read_data(scales):
+        code, infinity = _INFINITY[scales[name].dtype]
+        if max(array(code, data), default=0) >= infinity:
+            raise UsageError(
+                f"{scales[name].file}: tensor {name} holds a scale that is negative, infinite or NaN; expected finite "
+                "numbers of at least 0: download the checkpoint again, or export it again"
+            )

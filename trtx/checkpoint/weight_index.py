@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -194,15 +195,21 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor] | None:
     return found
 
 
-def read_bytes(tensor: StoredTensor) -> bytes:
-    """Returns the data of a small tensor. Raises UsageError if the file can't be read."""
-    try:
-        with tensor.file.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            file.seek(8 + length + tensor.begin)
-            return file.read(tensor.nbytes)
-    except (OSError, struct.error) as error:
-        raise UsageError(f"{tensor.file} can't be read ({error}); download it again") from error
+def read_data(tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, bytes]]:
+    """Yields the name and the data of small tensors, file by file in the order of their places.
+
+    Raises UsageError if a file can't be read.
+    """
+    in_order = sorted(tensors.items(), key=lambda item: (item[1].file, item[1].begin))
+    for path, group in groupby(in_order, key=lambda item: item[1].file):
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                for name, tensor in group:
+                    file.seek(8 + length + tensor.begin)
+                    yield name, file.read(tensor.nbytes)
+        except (OSError, struct.error) as error:
+            raise UsageError(f"{path} can't be read ({error}); download it again") from error
 
 
 def read_header(path: Path) -> dict[str, dict[str, Any]]:

@@ -16,6 +16,7 @@ from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.quantization import Quantization, read_quantization
 from trtx.checkpoint.shapes import SHAPES
 from trtx.errors import UnsupportedModel, UsageError
+from trtx.memory.weights import parameter_bytes
 
 QWEN3 = dict(SHAPES["tiny"].config)
 # As in config.json of Qwen3-8B-FP8 and of Llama-3.1-8B-Instruct-FP8-dynamic.
@@ -222,6 +223,17 @@ def test_for_tensorrt_llm_any_config_is_only_read(
     write(tmp_path, stated)
     found = read_quantization(tmp_path, read_config(tmp_path))
     assert found is not None and (found.algorithm, found.kv_cache_algorithm) == (algorithm, cache)
+
+
+@pytest.mark.parametrize(
+    ("ignored", "width"),
+    [([], 1.0), (["re:.*mlp.*"], 2.0), (["re:*"], 1.0), (["lm_head"], 1.0), (["model.layers.0.mlp.down_proj"], 2.0)],
+)
+def test_for_tensorrt_llm_weights_that_are_not_here_are_counted_by_the_format(
+    tmp_path: Path, ignored: list[str], width: float
+) -> None:
+    write(tmp_path, compressed(ignore=ignored))
+    assert parameter_bytes(read_quantization(tmp_path, read_config(tmp_path)), "mlp", 2.0) == width
 
 
 def test_blocks_of_modelopt_have_one_size(tmp_path: Path) -> None:
