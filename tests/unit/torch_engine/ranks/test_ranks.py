@@ -128,7 +128,9 @@ def test_ranks_of_dynamic_fp8_round_their_own_share_of_an_input(family: str, alg
         found = prompt_logprobs(ranked)
     finally:
         ranked.close()
-    assert (found - expected).abs().median() < 1e-5 and (found - expected).abs().mean() < 1e-3
+    # The ranks' sums differ in the last bit, which may decide to which float8 value an input is rounded. With one scale
+    # for the columns of both ranks the mean is 0.23.
+    assert (found - expected).abs().quantile(0.25) < 1e-4 and (found - expected).abs().mean() < 0.05
 
 
 def prompt_logprobs(runner: ModelRunner) -> torch.Tensor:
