@@ -125,7 +125,8 @@ def _product_bytes(product: Product, dtype: str, scaled_products: bool, stored: 
 
 def _expert_bytes(experts: ExpertProducts, dtype: str, scaled_products: bool) -> int:
     if not experts.is_kept(scaled_products=scaled_products):
-        inputs = 2 * _SCALE_BYTES if experts.loading is not None else 0
+        scales = experts.loading.stays if experts.loading is not None else ()
+        inputs = 2 * _SCALE_BYTES * len(scales)  # those of the experts' input and of their gated input
         columns = int(experts.has_bias)  # a bias is one more column
         return inputs + sum(module.rows * (module.columns + columns) for module in experts.modules) * DTYPE_BYTES[dtype]
     weights = sum(module.tensors["weight"].nbytes(dtype) for module in experts.modules)
