@@ -8,16 +8,15 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import TRTX
 from topology_clients import PACED, nothing_left, stream_once, trtx_serve, wait_until
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.topology import Plan
 
-TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 FULL_BYTES = 1 << 20
 
 

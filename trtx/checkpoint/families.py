@@ -135,6 +135,7 @@ FAMILIES: Mapping[str, Family] = {
             **_SILU, **UNTIED,
         ) | {"rms_norm_eps": 1e-5},
         theta=150000.0,
+        kv_heads="stated",
         derives_head_dim=True,
         window="alternating",
         experts="gpt_oss",

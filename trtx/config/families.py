@@ -30,8 +30,8 @@ _FAMILIES = {
     "Qwen3VLForConditionalGeneration": "qwen3-vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen3-vl-30b-a3b",
 }
-# For the torch engine, where it is another one: gpt-oss-120b's configs need two GPUs and attention data parallelism;
-# gemma3's list attention windows and reuse no blocks, and the torch engine takes the windows from config.json.
+# The torch engine's folder, if it differs: gpt-oss-120b's configs need two GPUs and attention data parallelism; gemma3's
+# list attention windows and reuse no blocks, and the torch engine takes the windows from config.json.
 _TORCH_FAMILIES = {"GptOssForCausalLM": "gpt-oss-20b", "Gemma3ForCausalLM": "llama3"}
 
 

@@ -27,7 +27,7 @@ class AnswerReader(Protocol):
 class DynamoConnection(asyncio.Protocol):
     """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains a 503.
 
-    ``drops_bypass_events``: whether the copies lack the events of ``bypass_events``.
+    ``drops_bypass_events``: leaves the events of ``bypass_events`` out of the copies.
     """
 
     transport: asyncio.Transport
@@ -46,7 +46,7 @@ class DynamoConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's
 
     def ask_for_calls(self, request: bytes, *, is_streamed: bool) -> None:
-        """Sends a POST whose answer may have calls."""
+        """Sends a POST whose answer may have tool calls."""
         self._answer, self._has_sent = ToolAnswer(is_streamed=is_streamed), False
         self.transport.write(request)
 
@@ -57,8 +57,8 @@ class DynamoConnection(asyncio.Protocol):
     def end_early(self, path: str, status: int, sentence: str) -> bytes | None:
         """Ends the request at Dynamo, which frees its KV.
 
-        Returns the end of the client's answer; None if the client has got nothing yet. The end is empty if the answer
-        can't be ended with a sentence, because a part of a chunk was sent.
+        Returns the end of the client's answer; None if the client has got nothing yet. The end is empty if a part of a
+        chunk was sent already, so that no error message can follow.
         """
         self._is_left = True
         self.transport.abort()

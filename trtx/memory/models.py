@@ -67,8 +67,6 @@ def _for_torch(
         for layer in range(config.num_layers)
     )
     is_kept = any(product.is_kept(scaled_products=scaled) for product in layer_products(config, 0).values())
-    kept = config.quantization.algorithm if is_kept and config.quantization else None
-    dequantized = f"{MXFP4} dequantized to " if config.experts is not None and config.experts.is_mxfp4 else ""
     vocabulary, width = torch_engine.vocabulary_bytes(config, dtype), DTYPE_BYTES[dtype]
     weights = Weights(
         # Of one rank already. A draft model runs on one GPU.
@@ -78,7 +76,7 @@ def _for_torch(
         head=0 if config.tied_head else -(-config.vocab_size // limits.tp) * limits.tp * config.hidden_size * width,
         vision=torch_engine.tower_bytes(read_config(directory), dtype) if has_tower else 0,
         norm=config.hidden_size * DTYPE_BYTES[torch_engine.norm_dtype(config, dtype)],
-        source=f"counted, {kept or dequantized + width_text(width)}",
+        source=f"counted, {_held_as(config, width_text(width), is_kept=is_kept)}",
     )
     return Model(
         shape,
@@ -98,8 +96,18 @@ def _for_torch(
     )
 
 
+def _held_as(config: ModelConfig, width: str, *, is_kept: bool) -> str:
+    """Returns in words what the weights are on the device. ``is_kept``: quantized ones stay as they are stored."""
+    stored = config.quantization.algorithm if config.quantization is not None else None
+    if config.experts is not None and config.experts.is_mxfp4:
+        stored = MXFP4
+    if stored is None:
+        return width
+    return stored if is_kept else f"{stored} dequantized to {width}"
+
+
 def _draft_layers(target: ModelConfig, limits: Limits, dtype: str) -> list[Counter[str]]:
-    """Returns a draft model as further layers of the target model, as many as have the KV of the draft model."""
+    """Returns a draft model's memory as additional layers of the target model, with the same KV in total."""
     if limits.draft_model is None or limits.speculation is None:
         return []
     draft = draft_memory(

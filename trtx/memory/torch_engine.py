@@ -130,7 +130,8 @@ def _product_bytes(product: Product, dtype: str, scaled_products: bool, stored: 
 
 def _expert_bytes(experts: ExpertProducts, dtype: str, scaled_products: bool) -> int:
     if not experts.is_kept(scaled_products=scaled_products):
-        inputs = 2 * _SCALE_BYTES if experts.loading is not None else 0
+        scales = experts.loading.stays if experts.loading is not None else ()
+        inputs = 2 * _SCALE_BYTES * len(scales)  # those of the experts' input and of their gated input
         columns = int(experts.has_bias)  # a bias is one more column
         return inputs + sum(module.rows * (module.columns + columns) for module in experts.modules) * DTYPE_BYTES[dtype]
     weights = sum(module.tensors["weight"].nbytes(dtype) for module in experts.modules)
@@ -209,7 +210,7 @@ def _rounding_bytes(config: ModelConfig, scaled_products: bool) -> int:
 
 
 def _rounded_experts(config: ModelConfig, scaled_products: bool) -> int:
-    """Returns what :func:`_rounding_bytes` does, of experts: a token has a gated input for each of its experts."""
+    """Returns :func:`_rounding_bytes` of experts: a token has one gated input for each of its experts."""
     routed = [
         products.loading.rounding_bytes
         for layer in range(config.num_layers)

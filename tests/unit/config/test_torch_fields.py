@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trtx.config import Role, check_engine_configs, recipe_files, refuse_errors, resolve_engine_config, torch_fields
+from tests.unit.config.resolved import resolve
+from trtx.config import Role, check_engine_configs, recipe_files, refuse_errors, torch_fields
 from trtx.config.schema import default, known_fields
 from trtx.config.torch_fields import FIELDS, REFUSED, SECTIONS, refused_fields
 from trtx.config.torch_limits import outside_limits
@@ -80,7 +81,7 @@ def test_what_tensorrt_llm_takes_where_nothing_is_set_is_never_refused(path: str
             {"decoding_type": "SA", "max_draft_len": 3, "speculative_model_dir": "m"},
             "speculative_model_dir is 'm'; expected none, as SA drafts without a model",
         ),
-        ({"decoding_type": "NGram"}, "max_draft_len is None; expected the most tokens that NGram drafts at once"),
+        ({"decoding_type": "NGram"}, "max_draft_len is None; expected the draft length of NGram"),
         ({"decoding_type": "NGram", "max_draft_len": 0}, "max_draft_len is 0; expected at least 1"),
         ({"decoding_type": "SA", "max_draft_len": 64}, "max_draft_len is 64; expected at most 63, as max_num_tokens"),
         ({"decoding_type": "SA", "max_draft_len": 31}, "max_draft_len is 31; expected at most 30, as max_seq_len is"),
@@ -148,18 +149,18 @@ def test_a_refusal_is_short_whatever_the_value_is() -> None:
 @pytest.mark.parametrize("family", SERVED)
 @pytest.mark.parametrize("role", ROLES)
 def test_the_configs_of_the_models_that_it_runs_are_taken(family: str, role: Role) -> None:
-    config = resolve_engine_config(role, family=family, path=recipe_files(family)[role], overrides=(), engine="torch")
+    config = resolve(role, family=family, path=recipe_files(family)[role])
     assert list(refused_fields(config.values)) == []
 
 
 def test_a_plan_refuses_what_the_engine_would_and_says_whose_it_is() -> None:
     override = ("kv_cache_config.max_attention_window=[512]",)
     with pytest.raises(UsageError) as refused:
-        resolve_engine_config("agg", family="tiny", path=None, overrides=override, engine="torch")
+        resolve("agg", *override, family="tiny")
     assert "agg: kv_cache_config.max_attention_window is [512]; expected none (agg, --set)" in str(refused.value)
     assert "takes the windows of layers from config.json of the checkpoint" in str(refused.value)
     for engine in ("tensorrt-llm", "paced"):
-        config = resolve_engine_config("agg", family="tiny", path=None, overrides=override, engine=engine)
+        config = resolve("agg", *override, family="tiny", engine=engine)
         refuse_errors(check_engine_configs({"agg": config}, engine=engine))
 
 

@@ -6,16 +6,17 @@ import http.client
 import json
 import random
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import Handler, listens, running
+from processes import free_port, until
 
 from trtx.frontend.answer_framing import AnswerFraming
 from trtx.frontend.http_proxy import HttpProxy
@@ -23,36 +24,27 @@ from trtx.frontend.sleeping_workers import why_unavailable
 from trtx.prompts.maker import Unrenderable
 
 
-class Echo(BaseHTTPRequestHandler):
+class Echo(Handler):
     """Answers with what came, a stream in pieces."""
 
     protocol_version = "HTTP/1.1"
 
     def _echo(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.body()
         if body == b"ASLEEP":
-            self.send_response(503)
-            self.send_header("Content-Length", "7")
-            self.end_headers()
-            self.wfile.write(b"dynamos")
+            self.answer(503, b"dynamos")
             return
         if self.path == "/stream":
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             for piece in (b"one", b"two", b""):
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.chunk(piece)
                 time.sleep(0.01)
             return
-        answer = json.dumps({"path": self.path, "method": self.command, "body": body.decode(), "of": self.headers["X"]})
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer.encode())
+        self.answer(200, {"path": self.path, "method": self.command, "body": body.decode(), "of": self.headers["X"]})
 
     do_GET = do_POST = _echo
-
-    def log_message(self, *arguments: object) -> None: ...
 
 
 def rewrite(path: str, body: bytes) -> bytes:
@@ -72,25 +64,14 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def port(run_dir: Path) -> Iterator[int]:
-    inner = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    inner.daemon_threads = True
-    threading.Thread(target=inner.serve_forever, daemon=True).start()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        outer = int(free.getsockname()[1])
-    HttpProxy(
-        ("127.0.0.1", outer), inner.server_address[1], rewrite, paths=frozenset({"/v1/completions"}), body_limit=1000,
-        why_unavailable=partial(why_unavailable, run_dir),
-    ).start()  # fmt: skip
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", outer)) == 0:
-                break
-        time.sleep(0.01)
-    yield outer
-    inner.shutdown()
-    inner.server_close()
+    with running(inner := ThreadingHTTPServer(("127.0.0.1", 0), Echo)):
+        outer = free_port()
+        HttpProxy(
+            ("127.0.0.1", outer), inner.server_port, rewrite, paths=frozenset({"/v1/completions"}), body_limit=1000,
+            why_unavailable=partial(why_unavailable, run_dir),
+        ).start()  # fmt: skip
+        until("the proxy listens", partial(listens, outer))
+        yield outer
 
 
 def asked(connection: http.client.HTTPConnection, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:

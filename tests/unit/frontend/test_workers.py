@@ -19,11 +19,11 @@ def facts(name: str) -> WorkerFacts:
     return WorkerFacts(name, "decode", "paced", {"trtx": "0.1.0"}, (), 1, 8192, 64, 2048, 32, None)
 
 
-def card(directory: Path, worker_id: int, runtime_config: Any, model: str = "tiny") -> None:
+def card(directory: Path, worker_id: int, runtime_config: Any) -> None:
     """As Dynamo 1.4.2 writes it, cut to what is read of it."""
     bucket = directory / "v1" / "mdc"
     bucket.mkdir(parents=True, exist_ok=True)
-    record = {"type": "Model", "instance_id": worker_id, "card_json": {"display_name": model}}
+    record = {"type": "Model", "instance_id": worker_id, "card_json": {"display_name": "tiny"}}
     record["card_json"]["runtime_config"] = runtime_config  # type: ignore[index]
     (bucket / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}").write_text(json.dumps(record))
 

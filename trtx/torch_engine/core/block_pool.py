@@ -13,45 +13,15 @@ last use. A tier below may keep the contents of evicted blocks: see :mod:`trtx.t
 from __future__ import annotations
 
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from trtx.torch_engine.core.eviction_order import EvictionOrder
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.lower_tier import LowerTier
 from trtx.torch_engine.core.retention import BlockPriorities
 from trtx.torch_engine.messages import Retained
-
-NAME_BYTES = 32
-"""A prefix hit compares names, never tokens, and clients choose their tokens.
-
-So it must be infeasible to find two contents or two salts with the same name. 256 bits cost as much as 64: both fit in
-the hash's 128-byte blocks.
-"""
-_ROOT = bytes(NAME_BYTES)
-_WITH_MEDIA = b"media"
-
-
-def root_name(cache_salt: str | None) -> bytes:
-    """The parent name of a sequence's first block. Sequences with different salts share no block."""
-    return _ROOT if cache_salt is None else blake2b(cache_salt.encode(), digest_size=NAME_BYTES).digest()
-
-
-def block_name(parent: bytes, tokens: Sequence[int], media: bytes = b"") -> bytes:
-    """Name of a full block: a hash of its tokens (32-bit ids) and of the preceding block's name, hence of all before.
-
-    ``media``: identity of the media rows inside the block (:func:`trtx.torch_engine.core.media.media_identity`). Equal
-    contents give equal names in every process and on every machine of the same byte order, so separate engines agree.
-    """
-    contents = parent + array("i", tokens).tobytes()
-    if not media:
-        return blake2b(contents, digest_size=NAME_BYTES).digest()
-    return blake2b(
-        contents + media, digest_size=NAME_BYTES, person=_WITH_MEDIA
-    ).digest()  # differs from the name of any text-only block
 
 
 @dataclass(slots=True)

@@ -48,8 +48,8 @@ def estimated_bytes(text: str, num_sequences: int = 0) -> int:
     """Estimated memory of a compiled grammar that ``num_sequences`` have followed.
 
     Measured: 0.1 MB for small grammars, and 44 to 383 bytes for each character of large ones (20,000 enum values, 9,000
-    properties, 1,000 structural tags). Its sequences share the states of its patterns, which grow by up to 7 MB for a
-    sequence of 400 tokens, and end at 20 MB (``MAX_STATES``).
+    properties, 1,000 structural tags). All sequences of a grammar share the states of its patterns. These grow by up to
+    7 MB for a sequence of 400 tokens, and by 20 MB at most (``MAX_STATES``).
     """
     return (128 << 10) + 400 * len(text) + min(20 << 20, num_sequences << 20)
 
@@ -63,7 +63,7 @@ class _Cached:
 
 @dataclass(frozen=True, slots=True)
 class GrammarCounts:
-    """Grammars of sequences since the start, compiled or found in the cache, and those in the cache now."""
+    """Counts of grammars: compiled or found in the cache since the start, and in the cache now."""
 
     compiled: int
     reused: int
@@ -79,7 +79,6 @@ class Grammars:
         *,
         vocab_size: int,
         on_compiled: Callable[[], None] = lambda: None,
-        cache_bytes: int = CACHE_BYTES,
         mask_threads: int | None = None,
     ) -> None:
         """``on_compiled``: called in a compiler thread after each compilation, to wake the step loop.
@@ -92,7 +91,6 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(tokenizer.eos_tokens)
         self._on_compiled = on_compiled
-        self._cache_bytes = cache_bytes
         self._cached: OrderedDict[tuple[str, str], _Cached] = OrderedDict()
         self._used_bytes = 0
         self._num_compiled = self._num_reused = 0
@@ -120,7 +118,7 @@ class Grammars:
         self._used_bytes -= known.estimated_bytes
         known.estimated_bytes = len(known.copies) * estimated_bytes(grammar.text, known.num_sequences)
         self._used_bytes += known.estimated_bytes
-        while self._used_bytes > self._cache_bytes and len(self._cached) > 1:
+        while self._used_bytes > CACHE_BYTES and len(self._cached) > 1:
             _, oldest = self._cached.popitem(last=False)
             self._used_bytes -= oldest.estimated_bytes
         return known.copies[known.num_sequences % len(known.copies)]
@@ -142,7 +140,7 @@ class Grammars:
         return compiled.result()
 
     def matcher(self, compiled: LLMatcher, plan: SamplingPlan) -> TokenMatcher:
-        """A matcher at the beginning of a compiled grammar, for a sequence of its own."""
+        """Returns a new matcher at the beginning of a compiled grammar, for one sequence."""
         return TokenMatcher(compiled, plan, self._eos_ids, self._vocab_size)
 
     def close(self) -> None:
@@ -188,7 +186,7 @@ def load_vocabulary(tokenizer: str | Path, *, vocab_size: int, eos_ids: tuple[in
     """Reads the model's vocabulary for grammars from ``tokenizer``: the path or the text of a tokenizer.json.
 
     Tokens of the model beyond the tokenizer's vocabulary are never allowed. Raises ValueError for a tokenizer that the
-    library can't use. It holds the interpreter's lock, for about a second at 151,936 tokens.
+    library can't use. It holds the interpreter's lock for about a second with 151,936 tokens.
     """
     from llguidance import LLTokenizer
 
@@ -223,8 +221,9 @@ def _source(grammar: Grammar) -> str:
 def _json_source(schema: str) -> str:
     """A JSON schema in llguidance's form, with its options.
 
-    The texts are joined: to parse a large schema would hold the interpreter's lock, and with it the step loop, for some
-    milliseconds. The schema begins on a line of its own, from which errors count columns, see :func:`_problem`.
+    Joins texts: parsing a large schema would hold the interpreter's lock, and so stop the step loop, for some
+    milliseconds. The schema begins on a line of its own, so that the column in an error is that of the schema
+    (:func:`_problem`).
     """
     members = schema.strip().removesuffix("}")
     comma = "" if members.rstrip().endswith("{") else ","
@@ -233,7 +232,7 @@ def _json_source(schema: str) -> str:
 
 
 def _problem(grammar: Grammar, said: str) -> str:
-    """The library's message, with the line of the client's own schema instead of that in :func:`_json_source`."""
+    """llguidance's message, with line numbers of the client's schema instead of those of :func:`_json_source`."""
     if grammar.kind == "json":
         said = re.sub(r"\bat line (\d+)", lambda found: f"at line {int(found[1]) - 1}", said)
     return readable(said)

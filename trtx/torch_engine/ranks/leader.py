@@ -1,4 +1,4 @@
-"""Rank 0's end: its own share of the model, with every step's plan sent to the other ranks first."""
+"""Rank 0's end: a runner of its own share of the model that first sends each step's plan to the other ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LeadingRunner:
         self, own: TorchRunner, ranks: list[RankProcess], group: DistributedGroup, directory: Path, max_batch_size: int,
         kv_ranks: KvRanks,
     ) -> None:  # fmt: skip
-        """``directory``: of the group's files, to remove at the end."""
+        """``directory``: has the group's files; removed at the end."""
         self._own = own
         self.ranks = ranks
         self.kv_ranks = kv_ranks
@@ -80,7 +80,7 @@ class LeadingRunner:
         raise UsageError("the weights of an engine of several GPUs can't be replaced; start it with the new ones")
 
     def device_memory_bytes(self) -> int:
-        """Bytes on rank 0's device. The other ranks hold as much on theirs."""
+        """Bytes on rank 0's device. Each other rank holds as many on its own device."""
         return self._own.device_memory_bytes()
 
     def close(self) -> None:

@@ -194,7 +194,7 @@ def _kv_pool(
 ) -> tuple[Region | None, torch.Tensor]:
     """Returns a zeroed pool, and its region if its memory can be released.
 
-    Zeros, not uninitialized memory: a masked position must not hold a NaN.
+    Zeros, because a masked position must not hold a NaN, as uninitialized memory could.
     """
     shape, dtype = (num_blocks, *geometry.block_shape), getattr(torch, geometry.dtype)
     if not sleeps:
@@ -204,7 +204,7 @@ def _kv_pool(
 
 
 def _arithmetic(device: torch.device, dtype: str, split: RankSplit | None) -> str:
-    """Describes all that a deterministic engine's bits depend on, apart from the checkpoint."""
+    """Describes everything except the checkpoint on which the bits of a deterministic engine depend."""
     if device.type == "cpu":
         on = f"{torch.backends.cpu.get_cpu_capability()} CPU, {torch.get_num_threads()} threads"
     else:
@@ -266,7 +266,9 @@ def _kernels(
     *,
     overlapped_tokens: int,
 ) -> Kernels:
-    """Triton kernels on CUDA, torch kernels on a CPU. Triton is imported only on CUDA: torch for CPUs lacks it."""
+    """Returns Triton kernels on CUDA, torch kernels on a CPU. Imports Triton only on CUDA, because torch for CPUs lacks
+    it.
+    """
     if cache.pool.device.type == "cpu":
         kind = InvariantTorchKernels if attention is Attention.FIXED else TorchKernels
         return kind(config, cache, rotary, local_rotary=local)

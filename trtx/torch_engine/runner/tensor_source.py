@@ -18,7 +18,6 @@ from trtx.checkpoint.weight_index import check_weights, stored_tensors, weight_f
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.stored_experts import NamedReads, single_experts
 
-_WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _LAYER, _LAYERS = re.compile(r"\blayers\.\d+"), "layers.*"
 
 
@@ -82,18 +81,13 @@ def _stored(
             if name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_head):
                 continue
             raise UsageError(
-                f"{model_dir} holds the tensor {stored_as}, which {config.architecture} as {described} describes it "
-                f"has no place for; expected {_alternative(name)}"
+                f"{model_dir} holds the tensor {stored_as}, but by {described} a {config.architecture} has no such "
+                f"tensor; expected {_alternative(name)}"
             )
         value, wanted = read(), expected[name]
-        if value.shape != wanted.shape and not (value.numel() == 1 and wanted.shape == ()):
-            raise UsageError(
-                f"{model_dir}: tensor {name} has shape {list(value.shape)}, {described} says {list(wanted.shape)}"
-            )
+        if misfit := wanted.misfit(tuple(value.shape), _name(value.dtype)):
+            raise UsageError(f"{model_dir}: tensor {name} {misfit[0]}, {described} says {misfit[1]}")
         target = dtype if wanted.dtype is None else getattr(torch, wanted.dtype)
-        if value.dtype != target and not {value.dtype, target} <= _WIDE:
-            kind = "a float of 16 or 32 bits" if target in _WIDE else _name(target)
-            raise UsageError(f"{model_dir}: tensor {name} is {_name(value.dtype)}, {described} says {kind}")
         missing.discard(name)
         # Copy: the file's mapped memory changes with the file.
         yield name, value.reshape(wanted.shape).to(device, target, copy=True)
@@ -110,14 +104,14 @@ def _stored(
 
 
 def _alternative(name: str) -> str:
-    """What to change if a checkpoint has a tensor that the model lacks."""
+    """Advice for a checkpoint with a tensor that the model lacks."""
     if said := _saying(name):
         return f"another {said} in its config.json, as the model was trained with"
-    return "a checkpoint of that architecture, unquantized or as ModelOpt exports it"
+    return "a checkpoint of that architecture, unquantized or in a format of docs/checkpoints.md"
 
 
 def _cure(missing: set[str], seen: set[str], described: str) -> str:
-    """What to do about missing tensors.
+    """Advice for missing tensors.
 
     An incomplete download lacks all tensors of some layers; a wrong config lacks one kind of tensor in all layers.
     """
@@ -135,7 +129,9 @@ def _kind(name: str) -> str:
 
 
 def _saying(name: str) -> str:
-    """Fields of config.json that decide whether a model has such a tensor; "" if no single field does."""
+    """Text that names the fields of config.json that decide whether a model has such a tensor; "" if no single field
+    does.
+    """
     if name.endswith(".bias"):
         return "attention_bias or architectures"
     return "architectures" if name.endswith(("q_norm.weight", "k_norm.weight")) else ""

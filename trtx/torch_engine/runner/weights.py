@@ -23,6 +23,7 @@ from trtx.checkpoint.dense import (
 )
 from trtx.checkpoint.experts import MXFP4, ExpertConfig, router_name, stack_name, stack_place
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
+from trtx.checkpoint.quantized_tensors import check_quantized_tensors
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.formats import Part, Prepare, QuantizedFormat, format_of, shared_input_scale
@@ -92,13 +93,14 @@ def load_weights(
     """Loads every parameter to ``device``: FP8 weights unchanged with ``scaled_products``, all others in ``dtype``.
 
     ``multiplier``: GEMM backend of the weights in ``dtype``. ``experts``: None loops over experts with ``multiplier``.
-    ``split``: ``config`` is one rank's share of the model; only that share stays on the device.
-    Quantized weights are dequantized one by one, so that at most one is in memory twice; each expert's weight is copied
-    to its place when it is read. ``copied_to``: the weights on ``device`` are only copied to this other device, and no
-    backend there computes with them. ``load``: counts the tokens of experts.
-    Raises UsageError for a missing, misshapen or unreadable tensor.
+    ``split``: ``config`` is one rank's share of the model; only that share stays on the device. Quantized weights are
+    dequantized one by one, so that at most one is in memory twice; each expert's weight is copied to its place when it
+    is read. ``copied_to``: the device that will get a copy of the weights. No backend computes with the weights on
+    ``device`` then. ``load``: counts the tokens of experts. Raises UsageError for a missing, misshapen or unreadable
+    tensor.
     """
     whole = split.whole if split is not None else config
+    check_quantized_tensors(model_dir, whole)
     found = tensors_of(model_dir, whole, checkpoint_tensors(whole), device=device, dtype=dtype, drawn_on=copied_to)
     if split is not None:
         found = split.share(found)
@@ -132,7 +134,7 @@ def _stacked(tensors: Iterator[tuple[str, Tensor]], config: ModelConfig, experts
     """Collects tensors by name. Those of experts go one by one into a stack of their layer, allocated once."""
     found: dict[str, Tensor] = {}
     for name, value in tensors:
-        place = stack_place(experts, config.hidden_size, name)
+        place = stack_place(experts, config.hidden_size, name, tuple(value.shape))
         if place is None:
             found[name] = value
             continue
@@ -220,28 +222,34 @@ class _Loader:
             plain = replace(plain, router_bias=router_bias, gate_up_bias=gate_up_bias, down_bias=down_bias)
         if products is None or products.loading is None or self._config.quantization is None:
             return plain
-        scales = [take(f"{stack}.weight_scale") for stack in stacks]
+        suffixes = [suffix for suffix in products.modules[0].tensors if suffix != "weight"]
+        gate_up, down = ({suffix: take(f"{stack}.{suffix}") for suffix in suffixes} for stack in stacks)
         # ModelOpt exports equal scales of the inputs of a layer's experts. TensorRT-LLM takes the maximum too.
-        inputs = [take(f"{stack}.input_scale").amax() for stack in stacks]
+        inputs = [stack.pop("input_scale").amax() for stack in (gate_up, down) if "input_scale" in stack]
         if products.is_kept(scaled_products=self._scaled):
             return replace(
-                plain, scales=ExpertScales(scales[0] * inputs[0], scales[1] * inputs[1], inputs[0], inputs[1])
+                plain,
+                scales=ExpertScales(
+                    gate_up["weight_scale"] * inputs[0], down["weight_scale"] * inputs[1], inputs[0], inputs[1]
+                ),
             )
         form = format_of(self._config.quantization)
         self.num_dequantized += 1
-        prepare, prepare_gated = (form.prepare([{"input_scale": scale}]) for scale in inputs)
-        halves = plain.gate_up.view(len(experts.own), 2, experts.intermediate_size, -1)
+        prepare, prepare_gated = (
+            form.prepare([{"input_scale": inputs[place]}] if inputs else []) for place in range(len(stacks))
+        )
+        halves = plain.gate_up.view(len(experts.own), 2, experts.intermediate_size, -1).flatten(0, 1)
+        of_halves = {suffix: scale.flatten(0, 1) for suffix, scale in gate_up.items()}
         return replace(
-            plain,
-            gate_up=self._dequantized(form, halves.flatten(0, 1), scales[0].flatten()).view_as(plain.gate_up),
-            down=self._dequantized(form, plain.down, scales[1]), prepare=prepare, prepare_gated=prepare_gated,
+            plain, gate_up=self._dequantized(form, halves, of_halves).view_as(plain.gate_up),
+            down=self._dequantized(form, plain.down, down), prepare=prepare, prepare_gated=prepare_gated,
         )  # fmt: skip
 
-    def _dequantized(self, form: QuantizedFormat, weights: Tensor, scales: Tensor) -> Tensor:
-        """Dequantizes ``weights`` [n, rows, columns] with ``scales`` [n], one after the other."""
+    def _dequantized(self, form: QuantizedFormat, weights: Tensor, scales: Part) -> Tensor:
+        """Dequantizes ``weights`` [n, rows, columns] with ``scales`` [n, ...] by suffix, one after the other."""
         found = torch.empty(weights.shape, dtype=self._dtype, device=weights.device)
-        for own, weight, scale in zip(found, weights, scales, strict=True):
-            own.copy_(form.dequantize({"weight": weight, "weight_scale": scale}))
+        for index, (own, weight) in enumerate(zip(found, weights, strict=True)):
+            own.copy_(form.dequantize({"weight": weight} | {suffix: scale[index] for suffix, scale in scales.items()}))
         return found
 
     def kv_scales(self, device: torch.device) -> Tensor:

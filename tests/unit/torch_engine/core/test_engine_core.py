@@ -63,7 +63,6 @@ class Harness:
         self.updates: list[Any] = []
         self.events: list[dict[str, Any]] = []
         self.stats: list[dict[str, Any]] = []
-        self.preempted = 0
 
     def submit(self, sequence_id: int, prompt: list[int], max_tokens: int = 8, **fields: Any) -> None:
         sampling = {"max_tokens": max_tokens, **fields.pop("sampling", {})}

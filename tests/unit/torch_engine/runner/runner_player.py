@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
+from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.step import Batch, ModelRunner, Sampled, ScheduledSequence
 
 VOCAB = 211
@@ -87,6 +88,12 @@ def build(family: str, **changes: Any) -> PreTrainedModel:
 def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
     model.save_pretrained(directory, **options)
     return directory
+
+
+def small_runner(model_dir: Path, **changes: Any) -> TorchRunner:
+    """On the CPU, with blocks of 8 tokens, for five sequences. ``changes``: arguments of RunnerArgs."""
+    values = {"device": "cpu", "tokens_per_block": 8, "num_blocks": 64, "max_batch_size": 5} | changes
+    return create_runner(RunnerArgs(model_dir=model_dir, **values))
 
 
 def random_prompt(length: int, seed: int) -> list[int]:

@@ -88,9 +88,16 @@ class Checkpoints:
         model = self.reference(path)
         prompt = random_prompt(PROMPT, seed=self.count)
         prompt = [token % VOCAB for token in prompt]
-        runner = create_runner(
-            RunnerArgs(model_dir=path, device="cpu", tokens_per_block=8, num_blocks=16, max_batch_size=1)
-        )
+        try:
+            runner = create_runner(
+                RunnerArgs(model_dir=path, device="cpu", tokens_per_block=8, num_blocks=16, max_batch_size=1)
+            )
+        except UsageError as refusal:
+            pytest.fail(
+                f"trtx accepts the config {config}, and refuses the weights that transformers' model of it has; "
+                f"correct the row of {config['architectures'][0]} in trtx/checkpoint/families.py (qkv_bias, qk_norm), "
+                f"or what trtx/checkpoint/model_config.py makes of it: {refusal}"
+            )
         player = Player(runner)
         playing = player.add(prompt, room=COUNT, sampling=SamplingParams(prompt_logprobs=1))
         player.finish([playing], COUNT)
@@ -151,6 +158,7 @@ REFUSED: dict[str, tuple[dict[str, Any], ...]] = {
     "LlamaForCausalLM": (WINDOW, HALF, ALTERNATING),
     "Qwen3MoeForCausalLM": ({"num_key_value_heads": None}, ALTERNATING),
     "GptOssForCausalLM": (
+        {"num_key_value_heads": None},
         {"sliding_window": None, "partial_rotary_factor": 1.0},
         {"max_position_embeddings": 8192, "sliding_window": None},
     ),
