@@ -262,7 +262,7 @@ def test_an_aborted_sequence_gives_everything_back_at_any_state() -> None:
 
 
 def test_events_of_stored_blocks_have_the_salt_of_their_sequence() -> None:
-    """Without it, a router would send unsalted prompts to a worker that caches salted ones, and salted ones anywhere."""
+    """Without it, a router would take the blocks of salted prompts for those of unsalted ones."""
     h = Harness(num_blocks=12, batch=2, tokens=64, event_buffer_max_size=100)
     for index, salt in enumerate(("a", None)):
         h.submit(index, prompt_of(9), 1, cache_salt=salt)
