@@ -1,13 +1,17 @@
-"""Compares trtx with its peers on one GPU, through HTTP and under the same loads; peers run with their own defaults.
+r"""Compares trtx with its peers on the same GPUs, through HTTP and under the same loads.
 
     python benchmarks/http_beside_peer.py --model synthetic:qwen3-8b --peer vllm=DIR --peer sglang=DIR
     python benchmarks/http_beside_peer.py --peer vllm=DIR --load drawn --load long:concurrency=8 --temperature 0
+    python benchmarks/http_beside_peer.py --peer vllm=DIR --model synthetic:qwen3-32b --tp 2
+    python benchmarks/http_beside_peer.py --peer vllm=DIR --set kv_cache_config.host_cache_size=20000000000 \
+        --peer-word vllm=--kv-offloading-size --peer-word vllm=20 --load turns
 
-The servers run one after the other on 127.0.0.1; each starts once the previous one has freed its GPU memory. All are
-measured with the same ``trtx bench --url`` calls: streaming, the same prompts, no SLO, and the server's own sampling or
-``--temperature``. Metrics are over all measured requests. ``--peer`` names a folder with a peer and its dependencies
-(``benchmarks/peer_servers.py``); without it, only trtx is measured. ``benchmarks/user_loads.py`` defines the loads;
-without ``--load`` it is ``fixed`` at each ``--concurrency``.
+The servers run one after the other on 127.0.0.1; each starts once the previous one has freed its GPU memory. Peers run
+with their own defaults, and with what ``--peer-word`` adds. All are measured with the same ``trtx bench --url`` calls:
+streaming, the same prompts, no SLO, and the server's own sampling or ``--temperature``. Metrics are over all measured
+requests. ``--peer`` names a folder with a peer and its dependencies (``benchmarks/peer_servers.py``); without it, only
+trtx is measured. ``benchmarks/user_loads.py`` defines the loads; without ``--load`` it is ``fixed`` at each
+``--concurrency``.
 
 A cell that fails or exceeds ``--budget-s`` stays empty, the other cells are printed, and the exit code is 1.
 ``--results FILE`` stores every result at once. Results of the same model from earlier calls are shown too, so each
@@ -103,7 +107,8 @@ def bench(server: Server, model: str, load: UserLoad, options: argparse.Namespac
             if row["output_token_throughput"] is not None and row["status"] != "failed":
                 measured = datetime.now(UTC).date().isoformat()
                 told = {"server": server.name, "version": server.version, "load": load.name, "measured": measured}
-                return told | {name: row.get(name) for name in SHOWN} | {"options": load.options}
+                words = {"options": load.options, "peer_words": options.words.get(server.name, [])}
+                return told | {name: row.get(name) for name in SHOWN} | words
     why = "the budget was used up" if clock.left_s() <= 0 else f"trtx bench ended with {process.returncode}"
     raise Failed(f"{server.name} has no figures of {load.name}: {why}; {end_of(log)}")
 
@@ -170,6 +175,14 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--peer", action="append", default=[], metavar="NAME=DIR", help="vllm, sglang or such as vllm-0.24; repeatable"
     )
+    parser.add_argument("--tp", type=int, default=1, help="GPUs of each server (default: %(default)s)")
+    parser.add_argument(
+        "--peer-word",
+        action="append",
+        default=[],
+        metavar="NAME=WORD",
+        help="one more word of a peer's command, such as vllm=--enforce-eager; repeatable, in order",
+    )
     parser.add_argument("--servers", help="some of trtx and the peers, in their order; default: all, trtx first")
     parser.add_argument("--port", type=int, default=18001, help="of trtx (default: %(default)s)")
     parser.add_argument("--peer-port", type=int, default=18000, help="of the peers (default: %(default)s)")
@@ -195,6 +208,12 @@ def parsed() -> argparse.Namespace:
         options.loads = user_loads(options.load or fixed_loads(options), common)
     except ValueError as error:
         parser.error(str(error))
+    options.words = {name: [] for name in options.peers}
+    for text in options.peer_word:
+        name, is_pair, word = text.partition("=")
+        if not is_pair or name not in options.words:
+            parser.error(f"--peer-word {text} is not NAME=WORD with the NAME of a --peer")
+        options.words[name].append(word)
     known = ["trtx", *options.peers]
     options.servers = known if options.servers is None else options.servers.split(",")
     if unknown := [name for name in options.servers if name not in known]:
@@ -224,16 +243,24 @@ def main() -> int:
         options.tokenizer = resolve_checkpoint(options.model, on_gpu=True).path
     except TrtxError as error:
         raise SystemExit(f"http_beside_peer.py: {error}") from None
-    measured = earlier(options.results, {"model": options.model, "settings": options.set}, options)
+    measured = earlier(options.results, {"model": options.model, "settings": options.set, "tp": options.tp}, options)
     try:
         for name in options.servers:
             if clock.left_s() <= 0:
                 measured.problems.append(f"{name} was not measured: the budget was used up")
                 continue
             server = (
-                trtx_server(options.model, options.set, options.port, options.out)
+                trtx_server(options.model, options.set, options.port, options.out, tp=options.tp)
                 if name == "trtx"
-                else peer_server(name, options.peers[name], options.tokenizer, options.peer_port, options.out)
+                else peer_server(
+                    name,
+                    options.peers[name],
+                    options.tokenizer,
+                    options.peer_port,
+                    options.out,
+                    tp=options.tp,
+                    more=options.words[name],
+                )
             )
             measure(server, options, measured, clock)
     except SystemExit:

@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8,64,256")
     parser.add_argument("--isl", type=int, default=512, help="prompt tokens")
     parser.add_argument("--osl", type=int, default=128, help="generated tokens")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share each layer")
     options = parser.parse_args()
     batches = [int(text) for text in options.batch.split(",")]
     import vllm
@@ -49,7 +50,7 @@ def main() -> None:
 
     began = time.perf_counter()
     llm = LLM(model=options.model, load_format="dummy", skip_tokenizer_init=True, enable_prefix_caching=False,
-              max_model_len=options.isl + options.osl + 16, max_num_seqs=max(batches),
+              max_model_len=options.isl + options.osl + 16, max_num_seqs=max(batches), tensor_parallel_size=options.tp,
               gpu_memory_utilization=0.85)  # fmt: skip
     start_s = time.perf_counter() - began
     seconds(llm, SamplingParams, min(4, max(batches)), 128, 16)

@@ -31,17 +31,19 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """``words``: the command after the interpreter, up to the model directory."""
+    """``words``: the command after the interpreter, up to the model directory. ``tp``: its option of that name."""
 
     package: str
     words: tuple[str, ...]
+    tp: str
     environment: Mapping[str, str]
 
 
 PEERS = {
-    "vllm": Peer("vllm", ("-m", "vllm.entrypoints.cli.main", "serve"), {"VLLM_NO_USAGE_STATS": "1"}),
-    "sglang": Peer("sglang", ("-m", "sglang.launch_server", "--model-path"), {}),
-}
+    "vllm": Peer("vllm", ("-m", "vllm.entrypoints.cli.main", "serve"), "--tensor-parallel-size",
+                 {"VLLM_NO_USAGE_STATS": "1"}),
+    "sglang": Peer("sglang", ("-m", "sglang.launch_server", "--model-path"), "--tp-size", {}),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +91,24 @@ def version_in(folder: Path, package: str) -> str:
     return "–"
 
 
-def trtx_server(model: str, settings: list[str], port: int, out: Path) -> Server:
-    words = [word for one in settings for word in ("--set", one)]
+def trtx_server(model: str, settings: list[str], port: int, out: Path, *, tp: int) -> Server:
+    """Returns the server of trtx. ``tp``: GPUs of its worker, 1 for its default."""
+    words = [word for one in settings for word in ("--set", one)] + (["--tp", str(tp)] if tp > 1 else [])
     command = [sys.executable, "-m", "trtx", "serve", "--model", model, "--mode", "agg",
                "--port", str(port), "-o", str(out), *words]  # fmt: skip
     return Server("trtx", importlib.metadata.version("trtx"), command, dict(os.environ), Path.cwd(), port)
 
 
-def peer_server(name: str, folder: Path, model: Path, port: int, out: Path) -> Server:
-    """Returns the server of a peer.
+def peer_server(name: str, folder: Path, model: Path, port: int, out: Path, *, tp: int, more: list[str]) -> Server:
+    """Returns the server of a peer on ``tp`` GPUs, with ``more`` words at the end of its command.
 
     Without a network, a peer would wait minutes for the hub and for usage reports, which variables turn off. To compile
     kernels at start it needs ninja, which is next to the interpreter.
     """
     peer = PEERS[kind_of(name)]
     command = [sys.executable, "-P", *peer.words, str(model), "--load-format", "dummy",
-               "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "peer"]  # fmt: skip
+               "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "peer",
+               *((peer.tp, str(tp)) if tp > 1 else ()), *more]  # fmt: skip
     environment = os.environ | peer.environment | {
         "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",

@@ -104,7 +104,7 @@ def _tokenizer_head(model_dir: Path) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=8)
 def _parsed_head(path: Path, inode: int, size: int, changed_ns: int) -> Mapping[str, Any]:
-    """Parses ``path``; the other arguments tell files apart that were written under one path."""
+    """Parses ``path``. The other arguments make the cache distinguish files that were written to the same path."""
     state = json.loads(path.read_bytes())
     return {
         "added_tokens": state.get("added_tokens", ()),

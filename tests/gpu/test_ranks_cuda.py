@@ -27,20 +27,25 @@ faulthandler.dump_traceback_later({LIMIT_S}, exit=True)
 
 
 @pytest.mark.parametrize(
-    ("model", "expert_ranks", "reads_peers"),
+    ("model", "expert_ranks", "reads_peers", "drafts"),
     [
-        ("synthetic:tiny", 1, True),
-        ("synthetic:tiny", 1, False),
-        ("synthetic:tiny-moe", 1, True),
-        ("synthetic:tiny-moe", 2, True),
-        ("synthetic:tiny-moe", 2, False),
+        ("synthetic:tiny", 1, True, "-"),
+        ("synthetic:tiny", 1, False, "-"),
+        ("synthetic:tiny-moe", 1, True, "-"),
+        ("synthetic:tiny-moe", 2, True, "-"),
+        ("synthetic:tiny-moe", 2, False, "-"),
+        ("synthetic:tiny-trained", 1, True, "Draft_Target=synthetic:tiny-draft"),
+        ("synthetic:tiny-trained", 1, True, "Eagle3=synthetic:tiny-eagle3"),
     ],
 )
-def test_two_gpus_give_the_tokens_of_one(model: str, expert_ranks: int, reads_peers: bool, tmp_path: Path) -> None:
+def test_two_gpus_give_the_tokens_of_one(
+    model: str, expert_ranks: int, reads_peers: bool, drafts: str, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(SITE)
     paths = [str(tmp_path), str(HERE.parents[1]), str(HERE.parent / "unit" / "torch_engine" / "runner")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
-    script = [sys.executable, "-u", str(HERE / "ranks_beside_one.py"), model, str(expert_ranks), str(int(reads_peers))]
+    script = [sys.executable, "-u", str(HERE / "ranks_beside_one.py"), model]
+    script += [str(expert_ranks), str(int(reads_peers)), drafts]
     done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=LIMIT_S + 30, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-8000:]}"
     assert "two closed" in done.stdout

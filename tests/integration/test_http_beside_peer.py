@@ -124,8 +124,10 @@ def test_a_peer_that_fails_costs_its_own_cells_alone_and_a_second_call_adds_them
 def test_a_budget_ends_a_load_that_would_not_fit_and_the_server_with_it(tmp_path: Path) -> None:
     peer = peer_folder(tmp_path / "peer", _PEER)
     words = (*SHORT, "--servers", "vllm", "--concurrency", "2", "--request-count", "1000000", "--budget-s", "20")
-    ended, document = beside(tmp_path / "runs", *words, "--peer", f"vllm={peer}")
+    more = ("--tp", "2", "--peer-word", "vllm=--kv-offloading-size", "--peer-word", "vllm=20")
+    ended, document = beside(tmp_path / "runs", *words, "--peer", f"vllm={peer}", *more)
     assert ended.returncode == 1 and "request-count=1000000: the budget was used up" in document["problems"][0]
     assert document["rows"] == [] and document["start_s"].keys() == {"vllm"}
     seen = json.loads((tmp_path / "runs" / "vllm.json").read_text())
     assert not Path(f"/proc/{seen['pid']}").exists()
+    assert seen["argv"][-4:] == ["--tensor-parallel-size", "2", "--kv-offloading-size", "20"]

@@ -177,8 +177,9 @@ def test_all_routes_answer_as_the_reference_does(model: str, tmp_path: Path) -> 
         # A trained model's log-probabilities in float32 were once 6.7e-5 apart, where 6.1e-5 are allowed.
         (TRAINED, "tiny-draft", ("--deterministic",)),
         (TRAINED, "tiny-eagle3", ("--deterministic",)),
+        (TRAINED, "tiny-eagle3", ("--deterministic", "--tp", "2")),
     ],
-    ids=["tiny-ngram", "tiny-draft", "tiny-eagle3"],
+    ids=["tiny-ngram", "tiny-draft", "tiny-eagle3", "tiny-eagle3 on two ranks"],
 )
 def test_every_route_of_a_speculating_topology_answers_as_one_worker_without_speculation(
     model: str, recipe: str, arithmetic: tuple[str, ...], tmp_path: Path

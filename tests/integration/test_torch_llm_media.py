@@ -182,7 +182,10 @@ def test_what_is_not_honoured_is_refused_in_a_sentence(llm: LLM, vision: VisionC
     ids = [vision.image_token_id]
     for more, says in (
         ({"multi_modal_data": {"image": [image]}}, "send images to trtx serve, or pass their embeddings"),
-        ({"multi_modal_embeddings": {"image": [image]}, "mm_processor_kwargs": {"size": 3}}, "which are made already"),
+        (
+            {"multi_modal_embeddings": {"image": [image]}, "mm_processor_kwargs": {"size": 3}},
+            "which has no effect on images that are given as",
+        ),
         ({"multi_modal_embeddings": {"video": [image]}}, r"is \['video'\]; expected a dict with 'image'"),
         ({"multi_modal_embeddings": [image]}, "expected a dict with 'image'"),
         ({"multi_modal_embeddings": {"image": image}}, "expected a list of tensors"),
@@ -192,7 +195,7 @@ def test_what_is_not_honoured_is_refused_in_a_sentence(llm: LLM, vision: VisionC
         ({"multi_modal_embeddings": {"image": [image, image]}}, "1 placeholders of an image .* and 2 images of"),
         (
             {"multi_modal_embeddings": {"image": [image]}, "multi_modal_uuids": {"image": ["a", "b"]}},
-            "one text or None",
+            "a text or None",
         ),
         ({"multi_modal_embeddings": {"image": [image], "image_grid_thw": [[1, 2, 2]]}}, "1 x 2 x 2 for an embedding"),
         ({"query": "what"}, "inputs have query, not supported"),
@@ -238,9 +241,9 @@ def test_grids_are_those_of_the_patches_and_decide_the_positions() -> None:
         assert tall[:3] == wide[:3], "the text before it"
         for grids, says in (
             ({}, "lacks image_grid_thw"),
-            ({"image_grid_thw": [[1, 6, 4]] * 2}, "image_grid_thw are 2 and images 1"),
+            ({"image_grid_thw": [[1, 6, 4]] * 2}, "image_grid_thw has 2 entries for 1 images"),
             ({"image_grid_thw": [[1, 3, 8]]}, "1 x 3 x 8 for an embedding of 6 rows"),
-            ({"image_grid_thw": [[1, 6, 6]]}, "patches of which 2 x 2 are a row"),
+            ({"image_grid_thw": [[1, 6, 6]]}, "where 2 x 2 patches make one row"),
             ({"image_grid_thw": "tall"}, "wrong type"),
         ):
             with pytest.raises(RequestError, match=says):

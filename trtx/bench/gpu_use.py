@@ -1,8 +1,8 @@
 """What the GPUs of a topology did in one part of a trial, from the readings taken meanwhile. Pure.
 
-Joules are the increase of NVML's energy counter, which covers all the time between two readings. Of the increase around
-an edge of the part, the share counts that its time in the part has. Utilization, power and memory are samples; each
-represents the time since the reading before it.
+Joules are the increase of NVML's energy counter, which covers all the time between two readings. An edge of the part
+lies between two readings: their increase counts by the share of its time that lies in the part. Utilization, power and
+memory are samples; each represents the time since the reading before it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class GpuPart:
 
 
 def reasons_over(parts: Sequence[GpuPart]) -> tuple[str, ...]:
-    """Why GPU metrics of a cell are not known, one clause each. A reason of some trials only names the first."""
+    """Why GPU metrics of a cell are not known, one clause each. A reason that holds only for some trials names the
+    first of them.
+    """
     found = [part.reasons for part in parts]
     every = dict.fromkeys(reason for reasons in found for reason in reasons)
     first = {reason: next(number for number, of in enumerate(found, 1) if reason in of) for reason in every}
@@ -162,9 +164,9 @@ def gpu_use(readings: Sequence[ServerReading], span: Span) -> GpuUse:
 def energy_in(counter: Sequence[tuple[int, float]], span: Span) -> float | None:
     """The increase, in J, of an energy counter in ``span``. None if it is not known at an edge, or was reset.
 
-    ``counter``: its values in J, each with its time in ns, in order of time. The sum of the increases between readings,
-    of those at the edges the share in the span: a difference of two interpolated values would lose the digits that
-    they have in common, and a counter has run since the driver was loaded.
+    ``counter``: its values in J, each with its time in ns, in order of time. Adds the increases between readings; an
+    increase at an edge counts by its share in the span. The counter has run since the driver was loaded, so a
+    difference of two large interpolated values would lose digits.
     """
     times = [at_ns for at_ns, _ in counter]
     if span.end_ns <= span.start_ns:

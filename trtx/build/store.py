@@ -45,7 +45,7 @@ class Partial:
 def partial_directory(target: Path, *, on_wait: Callable[[], None]) -> Iterator[Partial | None]:
     """Yields an empty directory to make ``target`` in, or None if ``target`` exists.
 
-    If another process is making ``target``, it waits for that process. An unpublished directory is removed when the
+    If another process is making ``target``, waits for that process. An unpublished directory is removed when the
     context ends. Raises UsageError if the parent can't be written.
     """
     parent = target.parent

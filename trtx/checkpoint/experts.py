@@ -37,7 +37,7 @@ ExpertSlice = tuple[int, slice]
 
 @dataclass(frozen=True, slots=True)
 class StackPlace:
-    """The place of one expert's tensor in the stack of its layer. ``index``: of the stack, for torch."""
+    """The place of one expert's tensor in the stack of its layer. ``index``: the place as an index of torch."""
 
     stack: str
     shape: tuple[int, ...]
@@ -77,8 +77,8 @@ class ExpertConfig:
 
     ``count``: the experts that the router chooses from. ``held``: those whose weights one rank holds; None: all.
     ``has_bias``: router and experts have biases. ``clamp``: None for ``silu(gate) * up``. ``is_interleaved``: the
-    checkpoint stores all experts of a layer transposed, with columns of gate and up in turn. ``is_mxfp4``: it stores
-    them in MXFP4, not transposed; they are dequantized when they are read.
+    checkpoint stores all experts of a layer transposed, with alternating columns of gate and up. ``is_mxfp4``: it
+    stores them in MXFP4, not transposed; they are dequantized when they are read.
     """
 
     count: int

@@ -32,8 +32,8 @@ Backend = Literal["pytorch", "tensorrt"]
 @app.command(
     cls=Verb,
     no_args_is_help=True,
-    epilog="Exit codes: 1 past --max-ppl-increase; 2 usage, config, a damaged checkpoint or a full disk; 3 nothing to "
-    "judge --max-ppl-increase by; 4 the build failed; 130 and 143 interrupted.",
+    epilog="Exit codes: 1 the perplexity rose by more than --max-ppl-increase; 2 usage, config, a damaged checkpoint "
+    "or a full disk; 3 no perplexity for --max-ppl-increase; 4 the build failed; 130 and 143 interrupted.",
 )
 def build(
     context: typer.Context,

@@ -40,7 +40,7 @@ class RouteOptions:
     ] = None
     tp: Annotated[
         int | None,
-        optional(_TOPOLOGY, "--tp", "GPUs per worker (tensor parallel); only with tensorrt-llm. Default: 1."),
+        optional(_TOPOLOGY, "--tp", "GPUs per worker (tensor parallel). Default: 1."),
     ] = None
     deterministic: Annotated[
         bool,

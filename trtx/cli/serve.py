@@ -31,7 +31,8 @@ def serve(
         Mode,
         typer.Option(
             "--mode",
-            help="agg: each worker serves whole requests. disagg: prefill workers run prompts, decode workers go on.",
+            help="agg: each worker serves whole requests. disagg: prefill workers compute prompts, decode workers the "
+            "other tokens.",
             rich_help_panel="Topology",
         ),
     ] = "agg",

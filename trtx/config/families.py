@@ -30,7 +30,7 @@ _FAMILIES = {
     "Qwen3VLForConditionalGeneration": "qwen3-vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen3-vl-30b-a3b",
 }
-# For the torch engine, where it is another one: gpt-oss-120b's configs need two GPUs and attention data parallelism.
+# The torch engine's folder, if it differs: gpt-oss-120b's configs need two GPUs and attention data parallelism.
 _TORCH_FAMILIES = {"GptOssForCausalLM": "gpt-oss-20b"}
 
 

@@ -181,7 +181,7 @@ class HostsSpec(_Frozen):
         is_tls = self.etcd[0].startswith("https:")
         if is_tls and not isinstance(self.etcd_auth, Certificates):
             raise ValueError(
-                f"etcd {self.etcd[0]} is TLS, for which Dynamo 1.6.1 needs all of ca, certificate and key; give the "
+                f"etcd {self.etcd[0]} uses TLS, for which Dynamo 1.6.1 needs ca, certificate and key; give the "
                 "three PEM files in etcd_auth"
             )
         if not is_tls and isinstance(self.etcd_auth, Certificates):

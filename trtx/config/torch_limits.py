@@ -117,7 +117,7 @@ def outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
 
 
 def _experts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
-    """Yields a size of experts that does not go with ``tensor_parallel_size`` and the other one."""
+    """Yields a parallel size of experts that does not fit ``tensor_parallel_size`` and the other such size."""
     ranks = values.get("tensor_parallel_size") or 1
     sizes = {name: values.get(name) for name in ("moe_tensor_parallel_size", "moe_expert_parallel_size")}
     stated = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
@@ -130,12 +130,12 @@ def _experts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]
 
 
 def _drafts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
-    """Yields the fields of ``speculative_config`` that do not go with others."""
+    """Yields the fields of ``speculative_config`` that contradict other fields."""
     if not isinstance(spec := values.get(_SPEC), Mapping):
         return
     kind, length, schedule = (spec.get(name) for name in ("decoding_type", "max_draft_len", "draft_len_schedule"))
     if kind is not None and length is None:
-        yield OutsideLimit(f"{_SPEC}.max_draft_len", None, f"the most tokens that {kind} drafts at once, such as 4")
+        yield OutsideLimit(f"{_SPEC}.max_draft_len", None, f"the draft length of {kind}, such as 4")
     if kind in ("Draft_Target", "Eagle3") and not (spec.get("speculative_model") or spec.get("speculative_model_dir")):
         yield OutsideLimit(f"{_SPEC}.speculative_model", None, f"the draft model, which {kind} needs")
     for name in ("speculative_model", "speculative_model_dir"):
@@ -156,7 +156,7 @@ def _drafts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
         )
     for name, default, rest, why in (
         ("max_num_tokens", DEFAULT_MAX_NUM_TOKENS, 1, "a step computes the drafted tokens and one more"),
-        ("max_seq_len", None, 2, "a sequence has a token of the prompt and one of the answer besides"),
+        ("max_seq_len", None, 2, "a sequence also has a token of the prompt and one of the answer"),
     ):
         most = values.get(name) or default
         if isinstance(most, int) and length > most - rest:
@@ -165,7 +165,7 @@ def _drafts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
 
 
 def _pool_outside_limits(spec: Mapping[str, Any], max_batch_size: Any) -> Iterator[OutsideLimit]:
-    """Yields ``global_pool_size`` if there is no global pool, or if a batch has no room in it."""
+    """Yields ``global_pool_size`` if there is no global pool, or if the pool holds fewer sequences than a batch."""
     size = spec.get("global_pool_size")
     if size is not None and not spec.get("enable_global_pool"):
         yield OutsideLimit(f"{_SPEC}.global_pool_size", size, "none without enable_global_pool")

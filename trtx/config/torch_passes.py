@@ -25,7 +25,7 @@ MOST_SAMPLED_AFTER_DRAFTS = 64
 
 
 def most_drafted(max_batch_size: int, max_draft_len: int) -> int:
-    """Returns the most drafted tokens that a step verifies."""
+    """Returns the largest number of drafted tokens that a step verifies."""
     return min(max(max_batch_size, MOST_SAMPLED_AFTER_DRAFTS), max_batch_size * max_draft_len)
 
 

@@ -15,8 +15,8 @@ def conflict(values: Mapping[str, Any]) -> str | None:
     sleep = "sleep_config" if values.get("sleep_config") is not None else None
     draft = f"the draft model of {model}" if model is not None else None
     ranks = f"tensor_parallel_size is {gpus}" if gpus > 1 else None
-    if ranks and (other := draft or sleep or tier):
-        return f"{ranks}, and {other} works on one GPU only; use --tp 1, or leave {_without(other, draft)}"
+    if ranks and (other := sleep or tier):
+        return f"{ranks}, and {other} works on one GPU only; use --tp 1, or leave {other} out"
     if draft and tier:
         return f"{tier} leaves out the KV of {draft}; use NGram or SA, or leave {tier} out"
     if sleep and draft and model != "Draft_Target":
@@ -27,10 +27,6 @@ def conflict(values: Mapping[str, Any]) -> str | None:
     if tier and isinstance(kv, Mapping) and kv.get("enable_block_reuse") is False:
         return f"{tier} keeps blocks for reuse, and kv_cache_config.enable_block_reuse is false; leave one of them out"
     return None
-
-
-def _without(other: str, draft: str | None) -> str:
-    return "the draft model out (NGram and SA need none)" if other == draft else f"{other} out"
 
 
 def _draft_model(speculation: object) -> str | None:

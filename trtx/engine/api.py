@@ -106,7 +106,7 @@ class EngineFacts:
     (:meth:`Engine.prepare_prompt`), and for their encoders; None for all other engines.
     """
     takes_handles: bool = False  # such an engine accepts its encoder's handles instead of images
-    sleeps: bool = False  # the engine can release its memory, and take it again
+    sleeps: bool = False  # the engine can release its memory, and allocate it again
     left_out: tuple[str, ...] = ()  # arguments that the engine accepted and ignores; they only affect speed or memory
 
 
@@ -343,7 +343,7 @@ class Engine(Protocol):
         raise RuntimeError("this engine can't sleep")
 
     async def resume(self, tags: Sequence[str] | None) -> None:
-        """Takes released memory again. Raises like :meth:`release`."""
+        """Allocates released memory again. Raises like :meth:`release`."""
         raise RuntimeError("this engine can't sleep")
 
     async def update_weights(self, model: str, timeout_s: float) -> None:

@@ -50,7 +50,9 @@ def read_schemas(path: Path, *, over_chat: bool) -> list[dict[str, Any]]:
 
 
 def judge_answer(doc: Mapping[str, Any], text: str) -> dict[str, int]:
-    """Whether an answer is valid JSON, complies with the schema, and, if the document has one, equals the answer."""
+    """Whether a text is valid JSON, complies with the document's schema, and equals its answer, if the document has
+    one.
+    """
     wanted = {} if doc.get("answer") is None else {"exact_match": 0}
     try:
         found = json.loads(text)

@@ -1,4 +1,4 @@
-"""Tasks with JSON schemas, which are asked free, constrained, or both: metrics of an answer, and both arms compared.
+"""Tasks with JSON schemas: the metrics of an answer, and the comparison of free and constrained requests (two arms).
 
 Every sample of an arm has exactly one outcome: its answer is valid, it is complete but breaks the schema, it was cut,
 or the server refused the schema. So the shares of the outcomes add up to 1.

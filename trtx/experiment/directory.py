@@ -249,7 +249,7 @@ def _difference(found: dict[str, Any], written: dict[str, Any], parent: str = ""
 
 @contextlib.contextmanager
 def unwritable_refused(run_dir: Path) -> Iterator[None]:
-    """Converts failures inside that are due to a full, read-only or removed run directory into a UsageError.
+    """Converts exceptions of the block that a full, read-only or removed run directory has caused into a UsageError.
 
     The directory is tested by writing, since aiperf's messages for a full disk vary. Other errors are re-raised
     unchanged.

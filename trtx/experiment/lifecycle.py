@@ -120,7 +120,7 @@ class OpenRun(Generic[Spec]):
 
     @contextmanager
     def held(self, provenance: Provenance) -> Iterator[None]:
-        """Writes the manifest and holds the directory inside.
+        """Writes the manifest, and holds the directory until the end of the block.
 
         The manifest is written last: a directory that has one can be resumed, so everything else must exist.
         """
@@ -146,7 +146,7 @@ class OpenRun(Generic[Spec]):
     def measuring(
         self, judge: Callable[[], object], render: Callable[[Path], object], give_up: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Measures inside, with signals directed to ``interruption``.
+        """Measures in the block, with signals directed to ``interruption``.
 
         However the block ends, its results are rendered. They are judged only if no exception was raised, else
         ``give_up`` is called.
@@ -169,7 +169,7 @@ class OpenRun(Generic[Spec]):
 
     @contextmanager
     def serve(self, label: str) -> Iterator[ServedTopology]:
-        """Serves a topology while inside. The journal gets the restarts even if an exception is raised."""
+        """Serves a topology until the end of the block. The journal gets the restarts even after an exception."""
         on_event = partial(self.listener.on_event, label)
         with serve(self._unused_plan(label), on_event=on_event, interruption=self.interruption) as served:
             loaded, warmed_up = round(served.load_seconds, 3), round(served.warm_up_seconds, 3)
@@ -182,10 +182,10 @@ class OpenRun(Generic[Spec]):
 
     @contextmanager
     def reach(self, label: str, home: Path) -> Iterator[tuple[Endpoint, Callable[[], None]]]:
-        """Serves a topology while inside, or takes the attached deployment.
+        """Serves a topology until the end of the block, or uses the attached deployment.
 
-        Yields the endpoint, whose answers go to ``home``, and a function to call while waiting, which raises if the run
-        can't continue.
+        Yields the endpoint, and a function to call while waiting, which raises if the run can't continue. ``home``: the
+        directory for the endpoint's answers.
         """
         self.listener.on_topology(label, is_served=label != ATTACHED)
         if label == ATTACHED:

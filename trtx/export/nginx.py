@@ -184,7 +184,7 @@ def _lines(gateway: Gateway, started_by: str) -> Iterator[str]:
     scheme = "http" if gateway.frontend_tls is None else "https"
     yield "# Written by trtx export nginx, for the frontends of"
     yield f"#   {started_by}"
-    yield "# It belongs into the http part of nginx's configuration, on Debian as /etc/nginx/conf.d/trtx.conf. Then:"
+    yield "# Include it in the http block of nginx's configuration, on Debian as /etc/nginx/conf.d/trtx.conf. Then:"
     yield "#   nginx -t && nginx -s reload"
     yield "# Each stream takes two of worker_connections in nginx.conf, of which Debian gives a process 768."
     yield ""

@@ -31,7 +31,7 @@ def nodes_of(role: Role, values: Mapping[str, Any], engine: str, per_node: int) 
     size = world_size(values)
     if not per_node or size <= per_node:
         return 1
-    asked = f"{role} asks for {size} GPUs a worker, and nodes have {per_node} (--gpus-per-node)"
+    asked = f"{role} asks for {size} GPUs for each worker, and nodes have {per_node} (--gpus-per-node)"
     if engine != "tensorrt-llm":
         raise UsageError(
             f"{asked}; engine {engine} runs a worker on one node, so lower --tp, or use --engine tensorrt-llm"

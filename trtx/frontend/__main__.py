@@ -43,7 +43,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         help="model directory; transformers renders its prompts if Dynamo may render them differently",
     )
     parser.add_argument("--prompts-template", type=Path, help="file with the chat template that replaces the model's")
-    parser.add_argument("--parser-of-calls", help="the parser of tool calls that the workers register")
+    parser.add_argument("--parser-of-calls", help="the tool call parser that the workers register")
     parser.add_argument("--max-queued-requests", type=int, help="requests that may wait, over all frontends")
     parser.add_argument("--max-queue-s", type=float, help="seconds that a request may wait")
     parser.add_argument("--max-request-s", type=float, help="seconds that a request may take")
@@ -82,7 +82,7 @@ def start_proxy(
 ) -> tuple[list[str], int]:
     """Starts the HTTP proxy on ``address`` with ``bounds``. Raises UsageError.
 
-    ``maker``: renders the prompts; None: Dynamo does. ``reads_calls``: workers register a parser of tool calls.
+    ``maker``: renders the prompts; None: Dynamo does. ``reads_calls``: workers register a tool call parser.
     ``sleeps_in``: run directory of workers that can sleep.
 
     Returns Dynamo's flags and its port on loopback. The flags are ``flags`` without those for TLS, because the proxy
@@ -145,7 +145,7 @@ def _registry() -> Registry | None:
 
 
 def _overload_status() -> int:
-    """The HTTP status of overload, as Dynamo has it: DYN_HTTP_OVERLOAD_STATUS_CODE, else 529."""
+    """The HTTP status for overload, as in Dynamo: DYN_HTTP_OVERLOAD_STATUS_CODE, else 529."""
     given = os.environ.get("DYN_HTTP_OVERLOAD_STATUS_CODE", "").strip()
     return int(given) if given.isdecimal() and 400 <= int(given) <= 599 else _OVERLOADED
 

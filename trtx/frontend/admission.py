@@ -1,4 +1,4 @@
-"""Decides which requests of a frontend go on to the workers now, which wait, and which are refused.
+"""Decides which requests of a frontend go to the workers at once, which wait, and which are refused.
 
 Dynamo 1.6.1 passes every request on at once, ignores ``DYN_ENGINE_REQUEST_LIMIT``, and sends no ``Retry-After``. So
 with a bound the HTTP proxy lets as many requests through as the workers can compute at once; the others wait here, by
@@ -68,7 +68,7 @@ class AdmissionCounts:
 
 @dataclass(order=True, slots=True)
 class Turn:
-    """A request's place in the queue, or its slot of a worker. Await ``comes`` before the request goes on.
+    """A request's place in the queue, or a worker's slot for it. Await ``comes`` before the request goes on.
 
     ``comes`` raises Overloaded if the queue is full, or once the request has waited too long.
     """
@@ -107,7 +107,7 @@ class AdmissionQueue:
         return self.waiting_requests >= self._most_waiting
 
     def refusal(self) -> Overloaded:
-        """Counts a request that came to a full queue, and returns why it is refused."""
+        """Counts a request that arrived at a full queue, and returns the error that refuses it."""
         self.counts.refused_full += 1
         sentence = f"the server is overloaded: {self.waiting_requests} requests already wait; try again later"
         return Overloaded(sentence, self._retry_s())
@@ -178,7 +178,8 @@ class AdmissionQueue:
         return self.slots is None or self.running_requests < self.slots
 
     def _retry_s(self) -> int:
-        """The ``Retry-After`` in s: when the waiting requests and the clients refused before will have been served.
+        """The ``Retry-After`` in seconds: the time until all waiting requests, and all clients that were refused
+        before, will have been served.
 
         The estimate uses the durations of the last answers. Each refused client gets a later time than the one before,
         so that they don't all come back at once.

@@ -12,9 +12,9 @@ CHUNK = b"%X\r\n%b\r\n" % (len(EVENT), EVENT)
 
 
 class WithoutBypassEvents:
-    """The bytes of an answer without :data:`CHUNK`, which may arrive in parts and more than once.
+    """Removes :data:`CHUNK` from the bytes of an answer. It may arrive in parts, and more than once.
 
-    A request that migrates gets a second one in the middle of its stream.
+    For example, a request that migrates gets a second one in the middle of its stream.
     """
 
     def __init__(self) -> None:

@@ -112,7 +112,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(error.error_status_hint, f"the request is not valid HTTP/1.1: {error}", lingers=True)
 
     def _refuse_unread(self, data: bytes) -> bytes | None:
-        """Refuses a request by its head alone, without reading its body, if the queue is full.
+        """If the queue is full, refuses a request as soon as its head has arrived, without parsing it with h11.
 
         ``data`` begins with the request. Returns the bytes after the head; None if the request must be parsed.
         """
@@ -197,7 +197,7 @@ class ClientConnection(asyncio.Protocol):
     def _admit(self, request: h11.Request, body: bytes) -> None:
         """Takes a slot or a place in the queue; the request's deadline begins here.
 
-        Done before another connection's bytes are read, so that the others see a full queue.
+        This happens before another connection's bytes are read, so that the other connections see a full queue.
         """
         admission, launcher = self._proxy.admission, self._proxy.launcher
         if launcher[1] and launcher in request.headers:
@@ -291,7 +291,8 @@ class ClientConnection(asyncio.Protocol):
     ) -> None:
         """Answers in Dynamo's form, and closes the connection unless ``goes_on``.
 
-        ``lingers``: more of the request may come. To close the connection before it has come would drop the answer.
+        ``lingers``: more of the request may arrive, so the connection closes later: closing it before the rest has
+        arrived could lose the answer.
         """
         if self.transport.is_closing():
             return
@@ -307,5 +308,5 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _announced_bytes(request: h11.Request) -> int:
-    """The body's length by the request's head; 0 if the head does not say it. h11 has checked that it is a number."""
+    """The length of the body that the request's head states, or 0. h11 has checked that it is a number."""
     return next((int(value) for name, value in request.headers if name == b"content-length"), 0)

@@ -45,7 +45,8 @@ def worker_slots(registry: Registry) -> int:
 
 
 def worker_context(registry: Registry) -> int:
-    """The most tokens of prompt and output that a registered worker of text holds, 0 if none says it.
+    """The largest context of the registered workers that generate text, in tokens of prompt and output; 0 if none
+    states it.
 
     Raises OSError if discovery can't be read.
     """

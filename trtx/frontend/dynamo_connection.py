@@ -38,7 +38,7 @@ class DynamoConnection(asyncio.Protocol):
     Without a worker of a model, Dynamo 1.6.1 has no route for its requests: a 404 without a body, which a client takes
     for a wrong address and never repeats. The client gets a 503 instead.
 
-    ``drops_bypass_events``: whether the copies lack the events of ``bypass_events``.
+    ``drops_bypass_events``: leaves the events of ``bypass_events`` out of the copies.
     """
 
     transport: asyncio.Transport
@@ -58,7 +58,7 @@ class DynamoConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's
 
     def ask_for_calls(self, request: bytes, *, is_streamed: bool, is_forced: bool) -> None:
-        """Sends a POST whose answer may have calls, or must be one (``is_forced``)."""
+        """Sends a POST whose answer may have tool calls, or must be one (``is_forced``)."""
         self._answer, self._has_sent = ToolAnswer(is_streamed=is_streamed, is_forced=is_forced), False
         self.transport.write(request)
 
@@ -69,8 +69,8 @@ class DynamoConnection(asyncio.Protocol):
     def end_early(self, path: str, status: int, sentence: str) -> bytes | None:
         """Ends the request at Dynamo, which frees its KV.
 
-        Returns the end of the client's answer; None if the client has got nothing yet. The end is empty if the answer
-        can't be ended with a sentence, because a part of a chunk was sent.
+        Returns the end of the client's answer; None if the client has got nothing yet. The end is empty if a part of a
+        chunk was sent already, so that no error message can follow.
         """
         self._is_left = True
         self.transport.abort()

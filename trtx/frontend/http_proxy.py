@@ -64,11 +64,11 @@ class HttpProxy:
     ) -> None:
         """Rewrites POSTs to ``paths`` and refuses bodies of more than ``body_limit`` bytes.
 
-        ``bounds``: limits of the queue and of a request's duration; ``overload_status``: the HTTP status of a request
-        beyond the queue's. The launcher of ``namespace`` is exempt. ``why_unavailable``: returns the text that replaces
-        that of Dynamo's 503, or None. ``drops_bypass_events``: whether the router may leave prompts to decode workers,
-        and so adds events to their streams. ``read_calls``: None if Dynamo has no parser of tool calls, so that all
-        answers are copied.
+        ``bounds``: limits of the queue and of a request's duration; ``overload_status``: the HTTP status for a request
+        that exceeds the limit of the queue. The launcher of ``namespace`` is exempt. ``why_unavailable``: returns the
+        text that replaces that of Dynamo's 503, or None. ``drops_bypass_events``: whether the router may leave prompts
+        to decode workers, and so adds events to their streams. ``read_calls``: None if Dynamo has no tool call parser,
+        so that all answers are copied.
         """
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
         self._read_calls, self._read_slots = read_calls, read_slots

@@ -25,7 +25,7 @@ class PlainPost:
 def plain_post(data: bytes, but_with: Set[bytes]) -> PlainPost | None:
     """The POST that ``data`` begins with, if it has a whole head with nothing unusual in it, else None.
 
-    None also for a head with one of the headers ``but_with``, whose names are in lower case.
+    Also returns None for a head that has one of the headers ``but_with``, whose names are in lower case.
     """
     end = data.find(_HEAD_END)
     if end < 0 or not data.startswith(b"POST /"):

@@ -1,4 +1,4 @@
-"""The metrics of a frontend with bounds, as Prometheus text: one record for each family, and their values."""
+"""The metrics of a frontend with bounds, as Prometheus text. Each family has one record here."""
 
 from __future__ import annotations
 

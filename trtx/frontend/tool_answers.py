@@ -37,7 +37,7 @@ class CallRequest:
 
 
 def with_calls(path: str, body: bytes) -> CallRequest | None:
-    """The request for a streamed answer with tool calls; None if the answer is copied instead."""
+    """The request for a streamed answer with tool calls; None if the proxy only copies the answer."""
     if path != CHAT:
         return None
     try:

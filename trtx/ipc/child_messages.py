@@ -6,17 +6,17 @@ import msgspec
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
-    """To the process: ends it."""
+    """Message to the process: it must end."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
-    """From the process: a line for the log of its parent."""
+    """Message from the process: a line for the log of its parent."""
 
     text: str
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
-    """From the process: its last message, which says why it ends."""
+    """The last message from the process, which says why it ends."""
 
     text: str
     is_usage: bool = False  # the caller's arguments are wrong, and text is meant for a person

@@ -1,4 +1,4 @@
-"""Decides the chat template and Dynamo's parsers of tool calls and reasoning, before anything starts."""
+"""Decides the chat template, the tool call parser and the reasoning parser, before anything starts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def read_chat_template(path: Path) -> str:
 
 
 def _known_parsers() -> tuple[list[str], list[str]]:
-    """The names of the installed Dynamo's parsers of tool calls and of reasoning."""
+    """The names of the tool call parsers and the reasoning parsers of the installed Dynamo."""
     from dynamo._core import get_reasoning_parser_names, get_tool_parser_names
 
     return sorted(get_tool_parser_names()), sorted(get_reasoning_parser_names())

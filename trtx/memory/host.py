@@ -88,8 +88,8 @@ def host_cache_too_small(num_bytes: int, block_bytes: int, num_groups: int) -> s
     needed = block_bytes * num_groups
     if num_bytes >= needed:
         return None
-    each = f", one of {block_bytes} bytes for each of its {num_groups} KV cache groups" if num_groups > 1 else ""
+    each = f", one block of {block_bytes} bytes for each of its {num_groups} KV cache groups" if num_groups > 1 else ""
     return (
-        f"{_FIELD} is {num_bytes} bytes, and the blocks of the same tokens take {needed} bytes in this model{each}; "
+        f"{_FIELD} is {num_bytes} bytes, and the smallest host tier of this model has {needed} bytes{each}; "
         f"set it to {needed} or more, or to 0 for no host tier"
     )

@@ -99,7 +99,7 @@ def _for_torch(
 
 
 def _draft_layers(target: ModelConfig, limits: Limits, dtype: str) -> list[Counter[str]]:
-    """Returns a draft model as further layers of the target model, as many as have the KV of the draft model."""
+    """Returns a draft model's memory as additional layers of the target model, with the same KV in total."""
     if limits.draft_model is None or limits.speculation is None:
         return []
     draft = draft_memory(

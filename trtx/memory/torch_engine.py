@@ -204,7 +204,7 @@ def _rounding_bytes(config: ModelConfig, scaled_products: bool) -> int:
 
 
 def _rounded_experts(config: ModelConfig, scaled_products: bool) -> int:
-    """Returns what :func:`_rounding_bytes` does, of experts: a token has a gated input for each of its experts."""
+    """Returns :func:`_rounding_bytes` of experts: a token has one gated input for each of its experts."""
     routed = [
         products.loading.rounding_bytes
         for layer in range(config.num_layers)

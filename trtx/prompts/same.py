@@ -82,9 +82,9 @@ def _special_names(model: Path) -> frozenset[str]:
 
 
 def syntax_error(template: str) -> str | None:
-    """The place and the message of a syntax error for every Jinja, or None.
+    """The place and the message of a syntax error that any Jinja would report, or None.
 
-    An unknown tag is none, because transformers defines its own, such as ``generation``.
+    An unknown tag is no syntax error, because transformers defines its own, such as ``generation``.
     """
     try:
         _parsed(template)

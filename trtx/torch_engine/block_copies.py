@@ -24,12 +24,12 @@ class BlockCopies(Protocol):
     block_bytes: int
 
     def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> BlockCopy:
-        """Starts to copy blocks of the device, which no step and no load is writing, to host memory."""
+        """Starts to copy blocks from the device to host memory. No step and no load may be writing these blocks."""
 
     def load(self, host_ids: Sequence[int], device_ids: Sequence[int], *, after_stores: bool) -> BlockCopy:
         """Starts to copy blocks to the device, into blocks that no step uses.
 
-        ``after_stores``: only after all stores that were started before, as one of them reads such a block.
+        ``after_stores``: the copy waits for all stores started before it, because one of them reads such a block.
         """
 
     def hold_steps(self) -> None:

@@ -11,8 +11,8 @@ from typing import Protocol
 class DraftShare:
     """One sequence's share of a draft: ``tokens`` to compute at positions from ``start`` on, then ``count`` to draft.
 
-    ``is_first``: the first share since the sequence took its slot. ``block_ids``: the sequence's own, growing lists,
-    one for each KV cache group; the draft KV lies in the blocks of the first.
+    ``is_first``: the first share since the sequence took its slot. ``block_ids``: the sequence's own lists, which grow,
+    one for each KV cache group; the draft KV lies in the blocks of the first group.
     """
 
     slot: int
@@ -26,8 +26,8 @@ class DraftShare:
 class DraftModel(Protocol):
     """A model that drafts. ``token_shift``: position p computes token p + ``token_shift`` of the sequence.
 
-    1: the model also reads the target model's features at p, so it needs the token that was sampled there.
-    ``room``: positions that a sequence may have.
+    With 1, the model also reads the target model's features at p, so it needs the token that was sampled there.
+    ``room``: the largest number of positions of a sequence.
     """
 
     token_shift: int

@@ -126,7 +126,7 @@ class LlmArgs:
     # "llguidance" or "xgrammar": guided decoding is on, with llguidance in both cases. None: off.
     guided_decoding_backend: str | None = "llguidance"
     deterministic: bool = False  # trtx's own argument, absent from engine configs: see LLM
-    grammar_tokenizer: str | None = None  # path or text of the tokenizer.json that grammars are spelled with
+    grammar_tokenizer: str | None = None  # path or text of the tokenizer.json: grammars need each token's text
     grammar_end_ids: tuple[int, ...] = ()  # the model's own, which may end a grammar's text
 
     @property
@@ -136,7 +136,7 @@ class LlmArgs:
 
     @property
     def guides(self) -> bool:
-        """Whether requests may follow grammars, which need a tokenizer to be spelled with."""
+        """Whether requests may follow grammars. A grammar needs the text of every token, so it needs a tokenizer."""
         return self.guided_decoding_backend is not None and self.grammar_tokenizer is not None
 
     @property

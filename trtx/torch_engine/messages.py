@@ -76,7 +76,7 @@ class RetainedRange(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
 
 
 class KvRetention(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Retention of a request's blocks; None: what they had before."""
+    """Retention of a request's blocks. Where it is None, blocks keep the retention that they had before."""
 
     ranges: list[RetainedRange] = []
     decode: Retained | None = None  # of blocks of generated tokens
@@ -132,7 +132,8 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
 
 
 class ReleaseMemory(msgspec.Struct, frozen=True, tag="release_memory", array_like=True):
-    """Gives memory back once no sequence is open and no handoff is unread, or after ``timeout_s`` fails.
+    """Releases memory as soon as no sequence is open and no handoff is unread. Fails if that takes longer than
+    ``timeout_s``.
 
     The engine answers with :class:`MemoryDone`, as it does to the next two messages.
     """
@@ -142,7 +143,7 @@ class ReleaseMemory(msgspec.Struct, frozen=True, tag="release_memory", array_lik
 
 
 class ResumeMemory(msgspec.Struct, frozen=True, tag="resume_memory", array_like=True):
-    """Takes released memory again. The KV cache is empty then, and the weights are what they were."""
+    """Allocates released memory again. Afterwards the KV cache is empty, and the weights are as they were before."""
 
     tags: list[MemoryTag]
 
@@ -169,7 +170,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
 class KvTransfer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Outcome of the KV read of a generation_only sequence.
 
-    All defaults: the local prefix cache had the whole prompt.
+    If all fields have their defaults, the local prefix cache had the whole prompt.
     """
 
     bytes: int = 0
@@ -178,7 +179,7 @@ class KvTransfer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
 
 
 class EngineTimes(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Where one sequence spent its time inside the engine, in seconds. None: not known, or it had no such part."""
+    """Where one sequence spent its time inside the engine, in seconds. None: unknown, or there was no such part."""
 
     # When it arrived, on the monotonic clock that all processes of a machine share. None: on another clock.
     arrived_s: float | None = None

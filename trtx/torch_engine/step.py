@@ -91,18 +91,18 @@ class ScheduledSequence:
     embeddings: tuple[EmbeddingRows, ...] = ()  # media rows that replace placeholder ids in new_token_ids
     is_guided: bool = False  # follows a grammar, so that the caller may limit its tokens: see LaunchedStep.sample
     is_processed: bool = False  # has logits processors, so that the caller may edit its logits: see LaunchedStep.sample
-    # The last num_drafts of new_token_ids are guesses (speculation). A token is sampled from the logits of each of the
-    # last 1 + num_drafts new tokens, as if all guesses before it were output tokens.
+    # The last num_drafts of new_token_ids are drafted (speculation). A token is sampled from the logits of each of the
+    # last 1 + num_drafts new tokens, as if all drafted tokens before it were output tokens.
     num_drafts: int = 0
-    dropped_token_ids: Sequence[int] = ()  # sampled by the sequence's last step after a wrong guess: not in the output
+    dropped_token_ids: Sequence[int] = ()  # sampled by the last step after a rejected draft token: not in the output
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
     """The sequences of one step: decodes first, then prompt chunks.
 
-    A decode computes one new token, samples, has ``start > 0``, and uses no media rows. A decode with guesses counts as
-    a prompt chunk.
+    A decode computes one new token, samples, has ``start > 0``, and uses no media rows. A decode with drafted tokens
+    counts as a prompt chunk.
     """
 
     sequences: list[ScheduledSequence] = field(default_factory=list)
@@ -131,14 +131,14 @@ class Sampled:
     # either.
     prompt_logprobs: list[dict[int, Logprob]] | None = None
     error: str | None = None
-    after_drafts: list[Sampled] = field(default_factory=list)  # for each guess: what was sampled after it
+    after_drafts: list[Sampled] = field(default_factory=list)  # for each drafted token: what was sampled after it
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertBalance:
     """How evenly the routers spread tokens over experts since the balance was last read.
 
-    An imbalance is the load of the busiest by the mean load, in each layer, as the mean over layers: 1 is even.
+    An imbalance is the load of the busiest one divided by the mean load, averaged over the layers. 1 means even.
     """
 
     tokens: int  # since the start: each token counts once for each of its experts in each layer
@@ -153,9 +153,9 @@ class LaunchedStep(Protocol):
         """Starts to sample, for a batch that ``waits_for_tokens``; call it once, before :meth:`results`.
 
         First, ``edit`` is called once with the model's logits. Then row ``i * masks_per_slot`` of ``ModelRunner.masks``
-        limits the tokens of the sequence in ``slots[i]``, and the rows after it those sampled after its guesses; all
-        other sequences sample from the whole vocabulary. Penalties, banned ids and temperature follow. The step before
-        must be committed: its masks are overwritten.
+        limits the next token of the sequence in ``slots[i]``, and the rows after it limit the tokens after its drafted
+        ones. All other sequences sample from the whole vocabulary. Penalties, banned ids and temperature follow. The
+        previous step must be committed, because its masks are overwritten.
         """
 
     def results(self) -> list[Sampled]:
@@ -188,7 +188,7 @@ class ModelRunner(Protocol):
 
     @property
     def expert_balance(self) -> ExpertBalance | None:
-        """The load of experts, as of the last step whose results read it; None: unknown, or a dense model."""
+        """The load of experts, which some steps update with their results; None: unknown, or a dense model."""
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """Starts to write KV for every new token and to sample where requested; does not wait for results.
@@ -206,19 +206,20 @@ class ModelRunner(Protocol):
         """
 
     def release(self, tags: Collection[MemoryTag]) -> None:
-        """Gives memory back, with no step in flight; nothing may be launched until it is restored.
+        """Releases memory, with no step in flight. Nothing may be launched until the memory is restored.
 
         Only for a runner whose arguments allow it.
         """
 
     def restore(self, tags: Collection[MemoryTag]) -> None:
-        """Takes released memory again at the same addresses: an empty pool, and the weights as they were.
+        """Allocates released memory again at the same addresses. The pool is empty then, and the weights are as before.
 
         Raises UsageError, and changes nothing, if there is too little memory or the weights can't be read again.
         """
 
     def update_weights(self, model_dir: Path) -> None:
-        """Replaces the weights, with no step in flight; the pool's KV belongs to the old ones. Updates ``geometry``.
+        """Replaces the weights, with no step in flight. The KV in the pool still belongs to the old weights. Updates
+        ``geometry``.
 
         Raises UsageError, and changes nothing, for a checkpoint of another config.
         """

@@ -350,7 +350,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             self._forward_passes.publish(row)
 
     def _on_events(self, count: int) -> None:
-        """KV events were read. Called from the polling thread."""
+        """Counts KV events that were read. Called from the polling thread."""
         if self._metrics.trtllm is not None:
             self._metrics.trtllm.read_events(count)
 
@@ -361,9 +361,8 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
         return {STATS_CONTROL, *CONTROLS} if sleeps else {STATS_CONTROL}
 
     async def engine_control(self, control: str, body: dict[str, Any]) -> dict[str, Any]:
-        """``iteration_stats``: the rows since the last call, as ``/metrics`` of trtllm-serve gives them.
-
-        The others: see :mod:`trtx.worker.sleeping`.
+        """``iteration_stats`` returns the rows since the last call, as ``/metrics`` of trtllm-serve does.
+        :mod:`trtx.worker.sleeping` describes all others.
         """
         if control in CONTROLS and self._sleeping is not None:
             return await self._sleeping.control(control, body)

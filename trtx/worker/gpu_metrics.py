@@ -84,7 +84,7 @@ def _family(family: ServedFamily, samples: Sequence[tuple[tuple[str, ...], float
 
 
 def _open() -> Sequence[_Gpu]:
-    """The GPUs of this worker; none without NVML, or if it does not know one of them."""
+    """The GPUs of this worker; none without NVML, or if NVML does not know one of them."""
     entries = visible_entries()
     if not entries:
         return ()

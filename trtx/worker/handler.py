@@ -60,7 +60,8 @@ class RequestHandler:
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Yields one answer's chunks, which come from an object with ``next``. ``asked_ns``: when the request arrived.
 
-        That is not a generator, because Python does not close a nested one when the outer one is closed while it waits.
+        That object is not a generator: Python does not close a nested generator when the outer one is closed while it
+        waits.
         """
         loop, parts, outcome = asyncio.get_running_loop(), self._parts, "error"
         if parts.sleeping.is_closed and is_probe(request):
@@ -115,7 +116,7 @@ class RequestHandler:
             self._parts.spans.put(row, stages.trace_headers)
 
     async def _admit(self) -> None:
-        """Raises Disconnected on a worker that is draining, once the frontends no longer route to it, or asleep."""
+        """Raises Disconnected if the worker sleeps, or drains and the frontends no longer route to it."""
         if self._parts.sleeping.is_closed:
             raise Disconnected(f"{self._parts.options.name} is asleep; another worker must take this request")
         if self._parts.leaving.is_draining:

@@ -12,7 +12,7 @@ Samples = Sequence[tuple[tuple[str, ...], float | None]]
 
 
 def by_rank(rows: Mapping[int, Mapping[str, Any]]) -> list[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """The last row of each attention-DP rank, with its label; without a label if there is only one."""
+    """The last row of each attention-DP rank, with the rank's label, which is omitted if there is only one rank."""
     ranks = sorted(rows.items())
     return [((str(rank),) if len(ranks) > 1 else (), row) for rank, row in ranks]
 
@@ -41,7 +41,7 @@ class StepNumbers:
         self._last: dict[int, float] = {}  # by attention-DP rank
 
     def is_new(self, row: Mapping[str, Any]) -> bool:
-        """Whether ``row`` is of a step that was not passed before; False for a row without a step number."""
+        """Whether ``row`` belongs to a new step; False for a row without a step number."""
         rank, number = row.get("attentionDpRank") or 0, row.get("iter")
         if number is None or self._last.get(rank) == number:
             return False

@@ -202,7 +202,7 @@ class WorkerMetrics(Collector):
 
 
 def _of_tiers(path: str, tiers: Iterable[str]) -> list[tuple[tuple[str, ...], str]]:
-    """The label and the field of each tier; a family without tiers has its own field alone."""
+    """The label and the field of each tier; for a family without tiers, only its own field, without a label."""
     return [((tier,), path.replace(_POOL, _TIERS[tier])) for tier in tiers] or [((), path)]
 
 

@@ -83,8 +83,8 @@ def parse(argv: list[str]) -> WorkerOptions:
         "--media", default="{}", help="JSON with limits of clients' images that differ from the defaults"
     )
     parser.add_argument("--prompts-by", choices=get_args(PromptsBy), default="dynamo", help="who makes prompts")
-    parser.add_argument("--tool-call-parser", help="Dynamo's parser of tool calls, by name")
-    parser.add_argument("--reasoning-parser", help="Dynamo's parser of reasoning, by name")
+    parser.add_argument("--tool-call-parser", help="name of Dynamo's tool call parser")
+    parser.add_argument("--reasoning-parser", help="name of Dynamo's reasoning parser")
     parser.add_argument("--chat-template", type=Path, help="file that replaces the model's chat template")
     args = parser.parse_args(argv)
     if not (args.model / "config.json").is_file():

@@ -107,12 +107,12 @@ class TrtllmMetrics:
     # --- what happens ---
 
     def began(self, *, has_images: bool, has_grammar: bool) -> None:
-        """The engine was given a request."""
+        """Records a request that the engine got."""
         self._images += has_images
         self._grammars += has_grammar
 
     def ended(self, row: EndedRequest) -> None:
-        """A request has ended; one that failed is not counted, as by TensorRT-LLM."""
+        """Counts a request that has ended. As in TensorRT-LLM, failed requests don't count."""
         if row.outcome not in self._successes:
             return
         self._successes[row.outcome] += 1
@@ -133,7 +133,7 @@ class TrtllmMetrics:
             self._cached.observe(row.cached_tokens)
 
     def transferred(self, transfer: Transfer) -> None:
-        """The read of a request's KV has ended; ``seconds`` 0: nothing arrived."""
+        """Records the end of the read of a request's KV. ``seconds`` 0: nothing arrived."""
         if transfer.seconds <= 0:
             return
         self._transfers += 1
@@ -158,7 +158,7 @@ class TrtllmMetrics:
                 self._step_tokens.observe(tokens)
 
     def read_events(self, count: int) -> None:
-        """KV events were read. Called from the polling thread."""
+        """Counts KV events that were read. Called from the polling thread."""
         self._event_batch.observe(count)
 
     # --- what is served ---

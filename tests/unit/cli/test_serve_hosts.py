@@ -140,7 +140,7 @@ def test_a_hosts_file_that_is_no_mapping_is_told_what_belongs_there(
         (({}, {}), {"nats": "nats://localhost:4222"}, ("nats nats://localhost:4222 is another",)),
         (({}, {}), {"nats": "ftp://10.77.0.1:4222"}, ("nats 'ftp://10.77.0.1:4222' is not one server's address",)),
         (({}, {}), {"nats": "nats://me:secret@10.77.0.1:4222"}, ("has a user in its address",)),
-        (({}, {}), {"etcd": ["https://10.77.0.1:2379"]}, ("all of ca, certificate and key",)),
+        (({}, {}), {"etcd": ["https://10.77.0.1:2379"]}, ("needs ca, certificate and key",)),
         (({}, {}), {"etcd": ["10.77.0.1:2379"]}, ("http://10.77.0.1:2379",)),
         (({}, {}), {"etcd": ["http://a,b:2379"]}, ("'http://a,b:2379' does not name exactly one host", "separately")),
         (({}, {}), {"nats": "nats://a,b:4222"}, ("nats 'nats://a,b:4222' does not name exactly one host",)),

@@ -80,7 +80,7 @@ def test_what_tensorrt_llm_takes_where_nothing_is_set_is_never_refused(path: str
             {"decoding_type": "SA", "max_draft_len": 3, "speculative_model_dir": "m"},
             "speculative_model_dir is 'm'; expected none, as SA drafts without a model",
         ),
-        ({"decoding_type": "NGram"}, "max_draft_len is None; expected the most tokens that NGram drafts at once"),
+        ({"decoding_type": "NGram"}, "max_draft_len is None; expected the draft length of NGram"),
         ({"decoding_type": "NGram", "max_draft_len": 0}, "max_draft_len is 0; expected at least 1"),
         ({"decoding_type": "SA", "max_draft_len": 64}, "max_draft_len is 64; expected at most 63, as max_num_tokens"),
         ({"decoding_type": "SA", "max_draft_len": 31}, "max_draft_len is 31; expected at most 30, as max_seq_len is"),

@@ -20,7 +20,9 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-TOGETHER = [("draft model", "sleep_config"), ("sleep_config", "host_cache_size")]
+TOGETHER = [
+    ("tensor_parallel_size", "draft model"), ("draft model", "sleep_config"), ("sleep_config", "host_cache_size"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("first", "second"), [two for two in combinations(FEATURES, 2) if two not in TOGETHER])
@@ -32,7 +34,7 @@ def test_two_of_them_are_refused_in_a_sentence_that_names_both(first: str, secon
 
 
 @pytest.mark.parametrize(("first", "second"), TOGETHER)
-def test_a_sleeping_engine_may_have_a_small_draft_model_or_a_host_tier(first: str, second: str) -> None:
+def test_two_of_them_that_go_together_are_taken(first: str, second: str) -> None:
     assert conflict({**FEATURES[first], **FEATURES[second]}) is None
 
 

@@ -145,7 +145,7 @@ def test_the_job_waits_for_every_worker_and_measures_with_what_was_typed() -> No
     [
         (("--engine", "paced"), "--image is missing"),
         ((*LARGE, "--engine", "auto"), "--engine auto can't be exported"),
-        ((*LARGE, "--tp", "12"), "12 GPUs a worker, and nodes have 8 (--gpus-per-node)"),
+        ((*LARGE, "--tp", "12"), "12 GPUs for each worker, and nodes have 8 (--gpus-per-node)"),
         ((*LARGE, "--tp", "16", "--plain"), "leave --plain out"),
         ((*LARGE, "--tp", "16", "--set", "gpus_per_node=4"), "give both the same"),
         ((*LARGE, "--tp", "16", "--served-model-name", "a model"), "has a space"),

@@ -34,7 +34,7 @@ def test_each_role_says_how_much_it_takes(tmp_path: Path) -> None:
 
 def test_less_than_a_block_is_refused_before_the_engine_starts(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"host_cache_size is 1 bytes, and the blocks of the same tokens take \d+ bytes"
+        UsageError, match=r"host_cache_size is 1 bytes, and the smallest host tier of this model has \d+ bytes"
     ):
         planned(tmp_path, 1)
 

@@ -67,4 +67,4 @@ def test_a_shortage_names_the_container_where_its_limit_is_the_cause() -> None:
 def test_a_tier_holds_a_block_of_every_group() -> None:
     assert host_cache_too_small(300, 100, 3) is None
     refused = host_cache_too_small(299, 100, 3)
-    assert refused is not None and "one of 100 bytes for each of its 3 KV cache groups" in refused
+    assert refused is not None and "one block of 100 bytes for each of its 3 KV cache groups" in refused

@@ -109,6 +109,21 @@ def test_a_synthetic_draft_model_counts_and_the_notes_say_so(kind: str, name: st
     assert drafting.notes == (*plain.notes, f"weights and layers include those of the draft model {name}")
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("Draft_Target", "synthetic:tiny-draft"), ("Eagle3", "synthetic:tiny-eagle3")]
+)
+def test_the_draft_model_of_two_ranks_is_whole_on_one_of_them(kind: str, name: str) -> None:
+    path = resolve_checkpoint("synthetic:tiny-trained").path
+    drafts = {"speculative_config": {"decoding_type": kind, "max_draft_len": 4, "speculative_model": name}}
+    one, two = ({"tensor_parallel_size": ranks} for ranks in (1, 2))
+    added = [_plan(path, ranks | drafts).weight_bytes - _plan(path, ranks).weight_bytes for ranks in (one, two)]
+    assert added[1] == pytest.approx(added[0], rel=0.01)
+    kv = [
+        _plan(path, ranks | drafts).kv_bytes_per_token - _plan(path, ranks).kv_bytes_per_token for ranks in (one, two)
+    ]
+    assert kv[1] >= kv[0]
+
+
 @pytest.mark.parametrize(("batch", "drafted"), [(8, 32), (32, 64), (256, 256)])
 def test_drafted_tokens_take_hidden_states_logits_and_masks(batch: int, drafted: int) -> None:
     """At the shape of Qwen3-8B in bfloat16. A step verifies 64 drafted tokens, or one for each slot if that is more."""

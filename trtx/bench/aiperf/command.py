@@ -32,8 +32,9 @@ _READY_FILE = ".aiperf_results_ready.json"  # the last file that aiperf writes i
 # Remove the rate once an aiperf release waits for the end of a request instead of polling.
 _FEW_CORES = 4
 _ONE_WORKER = ("--workers-max", "1")
-# A scenario decides by a duration when it ends, and refuses any trace but two published ones. This duration is longer
-# than any trial, so the request count ends it, and the flag makes both a warning in aiperf's log.
+# By default, a scenario ends after a fixed duration, and refuses all traces except two published ones. The duration set
+# here is longer than any trial, so the request count ends the trial. The flag turns both refusals into a warning in
+# aiperf's log.
 _OWN_SCENARIO = ("--unsafe-override", "--benchmark-duration", "604800")
 _NO_POLLING = ("--request-rate", "1000", "--arrival-pattern", "constant")
 

@@ -67,7 +67,7 @@ class RequestedFormat:
 
     @classmethod
     def unreadable(cls, reason: str) -> Self:
-        """A format that no answer can be checked against, for the reason."""
+        """A format that can't be read, so no answer can be checked; ``reason`` says why."""
         return cls(TextFormat(lambda text: None, reason), {}, "auto", None, False)
 
     @property

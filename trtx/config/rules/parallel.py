@@ -33,8 +33,9 @@ def _set_size(side: Subject, path: str) -> int | None:
 def _expert_gpus(side: Subject) -> int:
     """Returns the number of GPUs that share the experts of a layer.
 
-    As ``moe_world_size`` of ``MappingBase`` in TensorRT-LLM's mapping.py (commit b35ac1b64368): those of tensor
-    parallelism, and with context parallelism of another type than ULYSSES those of both.
+    These are the GPUs of tensor parallelism. With context parallelism of another type than ULYSSES, the number is
+    multiplied by its size, as in ``moe_world_size`` of ``MappingBase`` in TensorRT-LLM's mapping.py (commit
+    b35ac1b64368).
     """
     tp, context = _set_size(side, _TP) or 1, _set_size(side, "context_parallel_size") or 1
     return tp if (side.get("cp_config.cp_type") or "ULYSSES") == "ULYSSES" else tp * context

@@ -18,7 +18,7 @@ class Admission:
     def __init__(
         self, runner: ModelRunner, limits: SchedulerLimits, *, max_seq_len: int, bound_by: str, has_transport: bool
     ) -> None:
-        """``bound_by``: what limits sequences to ``max_seq_len`` tokens, for messages."""
+        """``bound_by``: names the setting that limits sequences to ``max_seq_len`` tokens, for messages."""
         self._runner = runner
         self._limits = limits
         self._max_seq_len, self._bound_by = max_seq_len, bound_by

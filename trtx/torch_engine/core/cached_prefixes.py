@@ -13,7 +13,9 @@ from trtx.torch_engine.core.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The longest usable prefix. ``blocks``: what each KV cache group needs of it; None: only host memory has it."""
+    """The longest usable prefix. ``blocks``: for each KV cache group the blocks of the prefix that it needs; None: only
+    host memory has the block.
+    """
 
     names: SequenceOf[bytes]  # of the blocks that the sequence could reuse
     length: int  # in blocks

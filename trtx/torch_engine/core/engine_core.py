@@ -339,15 +339,16 @@ class EngineCore:
         return "" if self._handoffs is None else self._handoffs.unfinished
 
     def forget_cache(self) -> None:
-        """Empties the prefix cache on both tiers; the next report has the events."""
+        """Empties the prefix cache on the device and in host memory. The next report contains the KV events for it."""
         self.scheduler.pool.forget_all()
         if self.tier is not None:
             self.tier.clear()
 
     def replace_transport(self, transport: KvTransport | None) -> None:
-        """Deregisters the pool, with no handoff unfinished; then ``transport``, which registered it anew, takes over.
+        """Replaces the closed transport by ``transport``, which has registered the pool anew. No handoff may be
+        unfinished.
 
-        None: until the next call, no peer can reach the pool.
+        With None, the pool is only deregistered: no peer can reach it until the next call.
         """
         if self._handoffs is not None:
             self._handoffs.replace_transport(transport)

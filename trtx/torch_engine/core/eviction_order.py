@@ -24,7 +24,7 @@ class EvictionOrder:
             yield from queue
 
     def add(self, block_id: int, priority: int) -> None:
-        """Adds a block as the one of its priority that was used last."""
+        """Adds a block as the most recently used one of its priority."""
         queue = self._queues.get(priority)
         if queue is None:
             self._queues[priority] = queue = OrderedDict()

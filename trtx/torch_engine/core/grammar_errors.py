@@ -28,7 +28,7 @@ _KNOWN: tuple[tuple[str, str], ...] = (
 
 
 def readable(said: str) -> str:
-    """Returns the reason in ``said``, an error text or a stop reason of the library, in one line."""
+    """Returns the reason from ``said``, an error text or a stop reason of llguidance, in one line."""
     line = said.split("\n", 1)[0].strip()
     if line in _EMPTY or not line:
         return "it permits no text"
@@ -41,12 +41,14 @@ def readable(said: str) -> str:
 
 
 def is_exhausted(said: str) -> bool:
-    """True if the states of a compiled grammar's patterns are used up, which all of its sequences share."""
+    """True if a compiled grammar has used up the states of its patterns. All of its sequences share them."""
     return "too many states" in said
 
 
 def _regex_problem(said: str) -> str:
-    """The library prints the expression, a line of carets, and a line with the reason."""
+    """Returns the reason from llguidance's error, which prints the expression, a line of carets, and a line with the
+    reason.
+    """
     lines = said.splitlines()
     reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "it is not valid")
     expression = lines[1].strip() if len(lines) > 1 else ""

@@ -48,8 +48,8 @@ def estimated_bytes(text: str, num_sequences: int = 0) -> int:
     """Estimated memory of a compiled grammar that ``num_sequences`` have followed.
 
     Measured: 0.1 MB for small grammars, and 44 to 383 bytes for each character of large ones (20,000 enum values, 9,000
-    properties, 1,000 structural tags). Its sequences share the states of its patterns, which grow by up to 7 MB for a
-    sequence of 400 tokens, and end at 20 MB (``MAX_STATES``).
+    properties, 1,000 structural tags). All sequences of a grammar share the states of its patterns. These grow by up to
+    7 MB for a sequence of 400 tokens, and by 20 MB at most (``MAX_STATES``).
     """
     return (128 << 10) + 400 * len(text) + min(20 << 20, num_sequences << 20)
 
@@ -63,7 +63,7 @@ class _Cached:
 
 @dataclass(frozen=True, slots=True)
 class GrammarCounts:
-    """Grammars of sequences since the start, compiled or found in the cache, and those in the cache now."""
+    """Counts of grammars: compiled or found in the cache since the start, and in the cache now."""
 
     compiled: int
     reused: int
@@ -142,7 +142,7 @@ class Grammars:
         return compiled.result()
 
     def matcher(self, compiled: LLMatcher, plan: SamplingPlan) -> TokenMatcher:
-        """A matcher at the beginning of a compiled grammar, for a sequence of its own."""
+        """Returns a new matcher at the beginning of a compiled grammar, for one sequence."""
         return TokenMatcher(compiled, plan, self._eos_ids, self._vocab_size)
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ def load_vocabulary(tokenizer: str | Path, *, vocab_size: int, eos_ids: tuple[in
     """Reads the model's vocabulary for grammars from ``tokenizer``: the path or the text of a tokenizer.json.
 
     Tokens of the model beyond the tokenizer's vocabulary are never allowed. Raises ValueError for a tokenizer that the
-    library can't use. It holds the interpreter's lock, for about a second at 151,936 tokens.
+    library can't use. It holds the interpreter's lock for about a second with 151,936 tokens.
     """
     from llguidance import LLTokenizer
 
@@ -223,8 +223,9 @@ def _source(grammar: Grammar) -> str:
 def _json_source(schema: str) -> str:
     """A JSON schema in llguidance's form, with its options.
 
-    The texts are joined: to parse a large schema would hold the interpreter's lock, and with it the step loop, for some
-    milliseconds. The schema begins on a line of its own, from which errors count columns, see :func:`_problem`.
+    Joins texts: parsing a large schema would hold the interpreter's lock, and so stop the step loop, for some
+    milliseconds. The schema begins on a line of its own, so that the column in an error is that of the schema
+    (:func:`_problem`).
     """
     members = schema.strip().removesuffix("}")
     comma = "" if members.rstrip().endswith("{") else ","
@@ -233,7 +234,7 @@ def _json_source(schema: str) -> str:
 
 
 def _problem(grammar: Grammar, said: str) -> str:
-    """The library's message, with the line of the client's own schema instead of that in :func:`_json_source`."""
+    """llguidance's message, with line numbers of the client's schema instead of those of :func:`_json_source`."""
     if grammar.kind == "json":
         said = re.sub(r"\bat line (\d+)", lambda found: f"at line {int(found[1]) - 1}", said)
     return readable(said)

@@ -35,7 +35,7 @@ class GuidedDecoding:
         return self._grammars.counts
 
     def compile(self, sequence: Sequence) -> None:
-        """Makes a new sequence wait for its grammar, which is compiled beside the steps."""
+        """Makes a new sequence wait for its grammar, which another thread compiles while steps run."""
         assert sequence.sampling.grammar is not None
         sequence.state = State.COMPILING
         self._compiling.append((sequence, self._grammars.compile(sequence.sampling.grammar)))
@@ -43,7 +43,7 @@ class GuidedDecoding:
     def take_compiled(self) -> list[tuple[Sequence, str | None]]:
         """Returns the sequences that wait no longer, each with the reason to refuse it, or None.
 
-        A sequence without such a reason has its matcher, and State WAITING.
+        A sequence without such a reason has its matcher, and its state is WAITING.
         """
         if not self._compiling:
             return []
@@ -71,9 +71,9 @@ class GuidedDecoding:
     def limit(self, step: Step) -> tuple[list[int], int]:
         """Writes the tokens that the grammars of a step's sequences allow.
 
-        Returns the slots of these sequences, and the number of masks of each: one, and one for each drafted token of
-        the longest draft. The device computes the step's forward meanwhile. Sequences that have ended since the launch
-        are not limited.
+        Returns the slots of these sequences, and the number of masks of each: one more than the longest draft has
+        tokens. The device computes the step's forward meanwhile. Sequences that have ended since the launch are not
+        limited.
         """
         limited = [
             (sequence.slot, sequence.matcher, sequence.drafted.matchers if sequence.drafted is not None else [])
@@ -96,7 +96,7 @@ class GuidedDecoding:
         return [slot for slot, _, _ in limited], per_slot
 
     def _renew(self, matcher: TokenMatcher, row: int) -> None:
-        """Lets a sequence go on whose compiled grammar is exhausted, by it or by others that have the same grammar."""
+        """Gives a sequence a new grammar if its own is exhausted, by this sequence or by others that share it."""
         try:
             matcher.restart(self._grammars.renewed(matcher.grammar, matcher.source))
         except GrammarProblem as error:

@@ -66,7 +66,7 @@ class Handoffs:
     # --- prefill side ---
 
     def lease(self, sequence: Sequence) -> bytes:
-        """Ends a prefilled sequence, leases its prompt blocks that a decode reads, and returns the opaque_state.
+        """Ends a prefilled sequence, leases the prompt blocks that a decode engine reads, and returns the opaque_state.
 
         The step that computed the end of the prompt must be committed, so that a peer sees all of its KV: see
         ``LaunchedStep.results``.
@@ -169,7 +169,9 @@ class Handoffs:
             self._end_lease(lease.lease_id)
 
     def replace_transport(self, transport: KvTransport | None) -> None:
-        """Closes the transport; None keeps the closed one until the next call. Only without leases and reads."""
+        """Closes the transport and replaces it; None keeps the closed one until the next call. No lease or read may be
+        open.
+        """
         self._transport.close()
         self._transport = transport or self._transport
 

@@ -126,7 +126,7 @@ class LayerGroups:
         return at[0] if self.count == 1 else list(chain(*at)), local
 
     def register(self, sequence: Sequence) -> None:
-        """Names in the pool the sequence's blocks that ``num_written`` fills, so that other sequences find them."""
+        """Gives the pool the names of blocks that ``num_written`` tokens fill, so that other sequences find them."""
         if not self._pool.enable_reuse:
             return
         size = self._pool.tokens_per_block

@@ -64,7 +64,7 @@ class KvEventLog:
         )
 
     def removed(self, names: Iterable[bytes]) -> None:
-        """Records that contents left the device; those that the host tier holds move there."""
+        """Records that contents left the device. The events report those that the host tier holds as moved there."""
         gone: list[bytes] = []
         for name in names:
             if self.is_below is not None and self.is_below(name):

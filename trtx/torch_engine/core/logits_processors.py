@@ -56,8 +56,8 @@ def unloadable(error: BaseException) -> str:
 class LogitsProcessors:
     """Calls the processors of a step's sequences.
 
-    An exception ends only the request whose processor raised it. With a batched processor, these are all requests of
-    the call, because it can't be known whose logits it had edited.
+    An exception ends only the request whose processor raised it. A batched processor ends all requests of its call,
+    because it is unknown whose logits it had edited already.
     """
 
     def __init__(self, batched: Hook | None = None) -> None:
@@ -110,7 +110,7 @@ class LogitsProcessors:
 
 
 def _tokens(sequence: Sequence) -> list[list[int]]:
-    """A list of its own for each call, which the processor may change."""
+    """Returns a new list for each call, because the processor may change it."""
     return [sequence.prompt_token_ids + sequence.output_token_ids]
 
 

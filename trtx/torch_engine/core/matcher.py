@@ -27,13 +27,15 @@ class GrammarProblem(Exception):
 class TokenMatcher:
     """Follows a sequence through its grammar. It stays with the sequence through preemption.
 
-    While the model thinks (see :class:`trtx.torch_engine.sampling_plan.Grammar`), every token is allowed but those that
-    end the sequence. Afterwards, the sequence's own end and stop ids are allowed exactly where the text may end. So a
-    sequence that ends by a token always ends with a complete text.
+    While the model thinks (see :class:`trtx.torch_engine.sampling_plan.Grammar`), every token is allowed except those
+    that end the sequence. Afterwards, the sequence's own end and stop ids are allowed exactly where the text may end.
+    So a sequence that ends by a token always ends with a complete text.
     """
 
     def __init__(self, source: LLMatcher, plan: SamplingPlan, eos_ids: frozenset[int], vocab_size: int) -> None:
-        """``source``: at the beginning of the grammar, and left there. It allows ``eos_ids`` to end the text."""
+        """``source``: a library matcher at the beginning of the grammar; it stays there. Its grammar allows ``eos_ids``
+        to end the text.
+        """
         assert plan.grammar is not None
         self.source = source
         self.compiled = source.deep_copy()
@@ -63,7 +65,7 @@ class TokenMatcher:
         return other
 
     def accept(self, token_id: int) -> bool:
-        """Takes a sampled token that ends nothing by itself. Returns whether the text is complete.
+        """Follows a sampled token that does not end the sequence by itself. Returns whether the text is complete.
 
         Raises GrammarProblem for a token that the grammar excludes: a prefill worker has sampled it with another
         grammar.
@@ -88,7 +90,7 @@ class TokenMatcher:
         return self.compiled.is_stopped()
 
     def restart(self, source: LLMatcher) -> None:
-        """Goes on in a copy of a newly compiled ``source``, unless the last restart was a moment ago."""
+        """Continues in a copy of a newly compiled ``source``, unless the last restart was very recent."""
         assert self.is_exhausted
         tokens, compiled = len(self._taken), source.deep_copy()
         if tokens - self._restarted_at < _TOKENS_BETWEEN_RESTARTS or not compiled.consume_tokens(self._taken):
@@ -97,7 +99,7 @@ class TokenMatcher:
         self.is_exhausted = False
 
     def finish_mask(self, mask: Mask) -> None:
-        """Completes ``mask``, which the library has filled unless the model thinks."""
+        """Completes ``mask``. The library has filled it, unless the model is thinking."""
         if self.thinks:
             mask.fill(_ALL)
             _clear(mask, self._ends)
@@ -130,7 +132,9 @@ class TokenMatcher:
                 )
 
     def _complete(self, mask: Mask) -> None:
-        """Nothing may follow a complete text: the sequence ends without another token, if it has ``min_tokens``."""
+        """Handles a complete text: nothing may follow, so the sequence ends without another token if it has
+        ``min_tokens``.
+        """
         mask.fill(_ALL)
         if self._num_tokens < self._min_tokens:
             self.problem = self.too_short()

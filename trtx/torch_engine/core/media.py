@@ -99,9 +99,7 @@ def media_problem(
     """Returns what is wrong with the media ranges or routing ids of a prompt of ``length`` tokens, or None."""
     if routing_token_ids is not None:
         if len(routing_token_ids) != length:
-            return (
-                f"routing_token_ids are {len(routing_token_ids)}; expected {length}, one for each token of the prompt"
-            )
+            return f"routing_token_ids has {len(routing_token_ids)} ids; expected {length}, one for each prompt token"
         if length and not (min(routing_token_ids) >= 0 and max(routing_token_ids) <= MAX_ROUTING_ID):
             return f"routing_token_ids contain an invalid id; expected 0 to {MAX_ROUTING_ID}"
     before = 0
@@ -110,8 +108,8 @@ def media_problem(
             return f"media {index} has a key of {len(span.key)} bytes; expected {MEDIA_KEY_BYTES}"
         if span.length < 1 or span.start < before or span.start + span.length > length:
             return (
-                f"media {index} is said to be tokens {span.start} to {span.start + span.length} of {length}; expected "
-                f"at least one token, from {before} on, as spans follow each other"
+                f"media {index} covers tokens {span.start} to {span.start + span.length} of {length}; expected at "
+                f"least one token, from {before} on, because media ranges must not overlap"
             )
         if span.grid is not None and (min(span.grid) < 1 or prod(span.grid) != span.length):
             return (
@@ -120,7 +118,7 @@ def media_problem(
             )
         if span.first < 0 or (span.rows or span.length) < span.first + span.length:
             return (
-                f"media {index} is said to be rows {span.first} to {span.first + span.length} of "
+                f"media {index} uses rows {span.first} to {span.first + span.length} of "
                 f"{span.rows or span.length}; expected a part of its embedding"
             )
         if not 0 < span.time_step <= MAX_TIME_STEP:

@@ -36,7 +36,7 @@ class OpenSequences:
         guided: GuidedDecoding | None,
         new_sequence: Callable[[Submit, int], Sequence],
     ) -> None:
-        """``new_sequence``: makes a sequence of its request and its arrival number."""
+        """``new_sequence``: makes a sequence from a request and its arrival number."""
         self._scheduler = scheduler
         self._admission = admission
         self._handoffs = handoffs
@@ -85,7 +85,7 @@ class OpenSequences:
             self._enqueue(sequence)
 
     def take_compiled(self) -> None:
-        """Lets the sequences go on whose grammars were compiled, and refuses those whose grammars can't be."""
+        """Continues the sequences whose grammars were compiled, and refuses those whose grammars can't be compiled."""
         if self._guided is None:
             return
         for sequence, problem in self._guided.take_compiled():
@@ -99,7 +99,7 @@ class OpenSequences:
                 self._refuse(sequence, str(error))
 
     def _enqueue(self, sequence: Sequence) -> None:
-        """Gives a sequence to the scheduler, unless the prefill side's tokens are all that it wants."""
+        """Gives a sequence to the scheduler, unless the prefill side's tokens already complete it."""
         if sequence.emits_first_gen_tokens:
             update = sequence.accept_first_gen_tokens()
             if update.finish_reason is not None:
@@ -126,7 +126,7 @@ class OpenSequences:
         return leader.num_written < shared
 
     def take_followers(self) -> None:
-        """Gives sequences to the scheduler whose prompt is in the prefix cache by now, or will never be."""
+        """Gives the scheduler those sequences whose prompt is in the prefix cache by now or will never be there."""
         if not self._followers:
             return
         waiting, self._followers = self._followers, []
@@ -207,7 +207,7 @@ class OpenSequences:
         self.end_short(self._handoffs.take_short())
 
     def end_load(self, load: HostLoad) -> None:
-        """Lets a sequence go on whose KV came from host memory, or which has to compute it."""
+        """Continues a sequence whose KV has come from host memory, or which has to compute it instead."""
         sequence = load.sequence
         if sequence.is_cancelled:
             self._scheduler.finish(sequence)

@@ -44,7 +44,7 @@ class PromptPace:
         self._outputs = self._outputs * _KEPT + outputs
 
     def share(self, num_decodes: int, there: int) -> int:
-        """Returns a step's prompt token budget. ``there``: number of prompt tokens that wait for computation.
+        """Returns a step's prompt token budget. ``there``: number of prompt tokens that are waiting.
 
         The budget is rounded up so that prompt tokens and decodes together fill whole matmul tiles.
         """

@@ -223,7 +223,7 @@ def _batched_processor(pickled: bytes | None) -> Hook | None:
 
 
 def _grammars(args: LlmArgs, vocab_size: int, on_compiled: Callable[[], None]) -> Grammars | None:
-    """What guided decoding needs, or None if it is off.
+    """Returns the compiler of grammars for guided decoding, or None if it is off.
 
     Raises UsageError for a tokenizer that can't be used for it.
     """

@@ -18,7 +18,7 @@ class ReportSender:
     """Sends messages in order, from its own thread.
 
     If ``send`` raises OSError, the other end is gone: later messages are dropped, and the thread that reads the channel
-    ends the process. If ``send`` raises another exception, the next ``put`` raises it again.
+    ends the process. After any other exception of ``send``, the next ``put`` raises that exception.
     """
 
     def __init__(

@@ -28,7 +28,9 @@ def retained_block(retention: KvRetention, index: int, prompt_length: int, token
 
 
 class BlockPriorities:
-    """The retention priority of every block of a pool. A priority with a duration ends that long after the last use."""
+    """The retention priority of every block of a pool. A priority with a duration ends when this time has passed since
+    the last use.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -9,7 +9,9 @@ from trtx.torch_engine.messages import EngineTimes
 
 @dataclass(slots=True, eq=False)
 class SequenceStages:
-    """Moments on the clock of ``Sequence.arrived_s``; 0: not reached. A preemption counts as part of decoding."""
+    """When a sequence reached each stage, on the clock of ``Sequence.arrived_s``; 0: not reached. A preemption counts
+    as part of decoding.
+    """
 
     admitted: float = 0.0  # it got a slot and blocks for the first time
     waited_at_start: float = 0.0  # the step loop's total wait for the device, as of admitted

@@ -4,9 +4,9 @@ Prompts are computed in the order of their arrival. While the first one in progr
 prompt tokens go to short prompts behind it, in the order of their arrival. Two bounds follow:
 
 - A long prompt takes at most twice as many steps as without short ones, because it gets the other half.
-- A short prompt waits only for the short prompts before it, and these get half of the budget. This holds while it is
-  among the first :data:`LOOKED_AT` waiting sequences, has no lower priority than the first of them, and leaves a slot
-  and blocks for that one.
+- A short prompt waits only for the short prompts before it, and these get half of the budget. This holds while the
+  short prompt is among the first :data:`LOOKED_AT` waiting sequences, has at least the priority of the first waiting
+  sequence, and leaves a slot and blocks for that sequence.
 
 Prompts of equal length never pass each other, so a load of such prompts runs as if there were no such rule.
 """
@@ -24,10 +24,10 @@ LOOKED_AT = 16
 
 
 def left_to_short(first: Sequence, budget: int) -> int:
-    """Returns the tokens of a step's ``budget`` that short prompts may take before ``first``, a prompt in progress."""
+    """Returns how many tokens of a step's ``budget`` go to short prompts before ``first``, a prompt in progress."""
     return budget // 2 if first.num_uncomputed > _LONG_STEPS * budget else 0
 
 
 def most_of_short(first: Sequence) -> int:
-    """Returns the most uncomputed tokens of a prompt that is short beside ``first``."""
+    """Returns how many uncomputed tokens a prompt may have to count as short beside the long prompt ``first``."""
     return first.num_uncomputed // _SHORT_PART

@@ -1,7 +1,7 @@
 """Sleep, wake and weight updates of an engine, between two steps.
 
 A request waits until no sequence is open and no handoff is unread. Sequences that arrive in the meantime are held until
-it is done, and refused while memory is released.
+the request is done. While memory is released, new sequences are refused.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Parking:
         return None
 
     def abort(self, sequence_ids: list[int]) -> StepReport | None:
-        """Aborts sequences of the engine, and returns the end of those that are held."""
+        """Aborts sequences of the engine. Returns the last updates of the held sequences among them."""
         self._core.abort(sequence_ids)
         held = [sequence_id for sequence_id in sequence_ids if self._held.pop(sequence_id, None) is not None]
         return (
@@ -108,7 +108,7 @@ class Parking:
         return [tag for tag in MEMORY_TAGS if tag in self._parked]
 
     def _handle(self, request: MemoryRequest) -> str:
-        """Returns why nothing was done; empty if it was done."""
+        """Returns why the request could not be done; empty if it was done."""
         began = time.monotonic()
         try:
             if isinstance(request, ReleaseMemory):

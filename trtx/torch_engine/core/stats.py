@@ -97,7 +97,7 @@ def iteration_stats(
 
 
 def _spec_decoding_stats(counts: SpeculationCounts, iteration_ms: float) -> dict[str, Any]:
-    """TensorRT-LLM's statistics, of one step; ``iterLatencyMS`` is the time that drafting took.
+    """TensorRT-LLM's statistics for one step; ``iterLatencyMS`` is the time spent on drafting.
 
     TensorRT-LLM lacks the two counts by position in the draft. ``acceptanceLength`` is None in a step without drafts.
     """
@@ -155,7 +155,7 @@ def _kv_cache_stats(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def _host_cache_stats(tier: HostTier, groups: int) -> dict[str, Any]:
-    """Totals since the start, like those of ``kvCacheStats``. Its ``cacheHitRate`` is of what the device lacks."""
+    """Totals since the start, like those of ``kvCacheStats``, for the prompt blocks that the device does not have."""
     counters = tier.counters
     return {
         "maxNumBlocks": tier.pool.num_blocks // groups,

@@ -6,7 +6,7 @@ on the encoder's GPU, from which an engine on the same host copies it: ``device`
 cache or retry. Senders use :class:`EmbeddingExports`, receivers :class:`EmbeddingReader`.
 
 Two invariants always hold. Leased embeddings are bounded in bytes, and every lease ends, by its single reader or by its
-deadline, even if either side dies. And the rows, width, dtype and grid of a received embedding are those of its handle.
+deadline, even if either side dies. The rows, width, dtype and grid of a received embedding are those of its handle.
 """
 
 from trtx.torch_engine.embeddings.exports import EmbeddingExports, NoRoom

@@ -67,7 +67,8 @@ class DeviceArena:
     def keep(self, rows: torch.Tensor) -> SharedTensor | None:
         """Copies ``rows``, ``[rows, width]`` on this arena's device, into the arena; returns None if there is no room.
 
-        The copy stays until its file has no other link. Raises SharedTensorError if the file can't be written.
+        The copy stays until no reader or cache has a link to its file. Raises SharedTensorError if the file can't be
+        written.
         """
         self._collect()
         data = rows.contiguous().flatten().view(torch.uint8)
@@ -130,9 +131,9 @@ class DeviceReader:
     def read(self, shared: SharedTensor, place: bytes) -> torch.Tensor:
         """Returns the embedding's rows on this device. ``place``: content of its file.
 
-        Raises EmbeddingMismatch for an invalid place or one of another version; EmbeddingUnreachable if its memory
-        can't be opened from here; EmbeddingGone if the encoder is gone, or if the embedding was gone by the end of the
-        copy.
+        Raises EmbeddingMismatch for an invalid place or one of another version; EmbeddingUnreachable if this process
+        can't open the memory; EmbeddingGone if the encoder is gone, or if the embedding was dropped before the copy
+        ended.
         """
         found = _parse(shared, place)
         if self._memory is None or self._neighbours is None:
@@ -189,8 +190,8 @@ def _parse(shared: SharedTensor, place: bytes) -> DevicePlace:
         or not all(0 <= block < found.num_blocks for block in found.block_ids)
     ):
         raise EmbeddingMismatch(
-            f"an embedding's place names {len(found.block_ids)} blocks of {found.block_bytes} bytes, of "
-            f"{found.num_blocks}, for {shared.nbytes} in blocks of {BLOCK_BYTES}; send it unchanged"
+            f"an embedding's place names {len(found.block_ids)} of {found.num_blocks} blocks of {found.block_bytes} "
+            f"bytes; expected blocks of {BLOCK_BYTES} bytes for {shared.nbytes} bytes; send it unchanged"
         )
     return found
 

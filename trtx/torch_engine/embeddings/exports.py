@@ -95,8 +95,8 @@ class EmbeddingExports:
             self._sweep()
         if self._is_closed or self._bytes + tensor.nbytes > self._max_bytes:
             raise NoRoom(
-                f"{self._bytes} bytes of embeddings wait for their readers; expected room for {tensor.nbytes} more of "
-                f"{self._max_bytes}: try again"
+                f"embeddings that wait for their readers have {self._bytes} of at most {self._max_bytes} bytes, and "
+                f"{tensor.nbytes} more do not fit; try again"
             )
         blocks = self._in_arena(tensor)
         lease_id = next(self._ids)

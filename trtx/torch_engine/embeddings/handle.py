@@ -19,7 +19,7 @@ class EmbeddingGone(Exception):
 
 
 class EmbeddingUnreachable(Exception):
-    """The embedding stayed on an encoder's device whose memory can never be opened from here: request it in a file."""
+    """The embedding is on an encoder's device whose memory this process can never open: request it as a file."""
 
 
 class EmbeddingMismatch(Exception):
@@ -61,9 +61,10 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return found
 
     def check(self, *, width: int | None = None, dtype: str | None = None) -> None:
-        """Raises EmbeddingMismatch if the embedding can't have ``width`` columns in ``dtype``, or contradicts itself.
+        """Raises EmbeddingMismatch if the embedding can't have ``width`` columns in ``dtype``, or if its fields
+        contradict each other.
 
-        None: unknown here; the process that computes with the rows checks it.
+        None: unknown in this process; the process that computes with the rows checks it.
         """
         rows, columns = self.tensor_size
         if columns != (width or columns) or self.dtype != (dtype or self.dtype):
@@ -73,11 +74,12 @@ class EmbeddingHandle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             )
         if rows < 1 or columns < 1 or (self.grid is not None and (min(self.grid) < 1 or prod(self.grid) != rows)):
             raise EmbeddingMismatch(
-                f"an embedding has {rows} rows of {columns} and the grid {self.grid}; expected one row a patch"
+                f"an embedding has {rows} rows of {columns} and the grid {self.grid}; expected one row for each patch"
             )
         if self.clip is not None and (self.grid is None or len(self.clip.at_s) != self.grid[0]):
             raise EmbeddingMismatch(
-                f"an embedding of a video has {len(self.clip.at_s)} times and the grid {self.grid}; expected one a step"
+                f"an embedding of a video has {len(self.clip.at_s)} times and the grid {self.grid}; expected one time "
+                "for each step of the grid"
             )
 
 
@@ -99,8 +101,8 @@ def parse_handle(given: Mapping[str, Any]) -> EmbeddingHandle:
         or not all(0 <= block < offer.num_blocks for block in offer.block_ids)
     ):
         raise EmbeddingMismatch(
-            f"an embedding's handle names {len(offer.block_ids)} blocks of {offer.block_bytes} bytes, of "
-            f"{offer.num_blocks}, for {handle.nbytes}; send it unchanged"
+            f"an embedding's handle names {len(offer.block_ids)} of {offer.num_blocks} blocks of {offer.block_bytes} "
+            f"bytes, which do not fit its {handle.nbytes} bytes; send the handle unchanged"
         )
     return handle
 

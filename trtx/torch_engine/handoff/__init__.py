@@ -5,8 +5,8 @@ It owns the transport interface with its two transports (``direct``, from the me
 blocks are read, frees blocks and recomputes prompts, based on the events that ``poll`` reports. Callers enter through
 :func:`create_transport`.
 
-Two invariants always hold. A local block belongs to the transport from ``begin_read`` until its read is reported. And
-data moves only if the layouts of both sides are equal, field by field.
+Two invariants always hold. A local block belongs to the transport from ``begin_read`` until its read is reported. Data
+moves only if the layouts of both sides are equal, field by field.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ def decode(opaque_state: bytes) -> ExportedKv:
 def check(exported: ExportedKv, geometry: KvGeometry) -> None:
     """Raises LayoutMismatch, which names the differing fields, unless both engines have the same KV layout.
 
-    ``geometry``: of this engine's own blocks. For a part, the number of heads in a block may differ.
+    ``geometry``: layout of this engine's own blocks. If each rank holds a part of the heads, the number of heads in a
+    block may differ.
     """
     if exported.part is not None:
         geometry = geometry.with_heads(exported.geometry.groups[0].num_kv_heads)

@@ -54,7 +54,7 @@ class CudaDriver:
 
     def __init__(self) -> None:
         self._exported: list[int] = []  # descriptors, which keep their memory allocated
-        self._mapped: dict[int, int] = {}  # sizes of other processes' memory by its address here
+        self._mapped: dict[int, int] = {}  # sizes of other processes' memory, by its address in this process
         self._library = ctypes.CDLL("libcuda.so.1")
         # Declared argument types accept plain ints and save 3 us for each call, which is part of a read's latency.
         self._library.cuMemcpyHtoDAsync_v2.argtypes = [
@@ -103,7 +103,7 @@ class CudaDriver:
     def open(self, handle: bytes, pid: int) -> int:
         """Maps an allocation of process ``pid`` and returns its local address. Open a handle at most once at a time.
 
-        Raises CudaError, for a descriptor also if this process may not take it from the other one.
+        Raises CudaError, also if this process may not take the other process's descriptor.
         """
         if len(handle) == _FILE.size:
             descriptor, size = _FILE.unpack(handle)

@@ -25,7 +25,7 @@ class _Copy:
 
 
 class DirectRoute:
-    """See :class:`~trtx.torch_engine.handoff.reads.Transport`. It reaches the same user's engines on the same host.
+    """A :class:`~trtx.torch_engine.handoff.reads.Transport` to the same user's engines on the same host.
 
     A read fails if its exporter is gone when the copy ends, because the memory may have been reused during the copy.
     """

@@ -22,7 +22,7 @@ class HeadShares:
         return range(first, first + held)
 
     def sources(self, wanted: range) -> Iterator[tuple[int, HeadCopy]]:
-        """Yields each rank to copy from, and what to copy, so that a block of ``wanted`` heads gets each head once."""
+        """Yields each rank to copy from, and the heads to copy, so that a block of ``wanted`` gets each head once."""
         missing = wanted.start
         for rank in range(self.ranks):
             held = self.of(rank)
@@ -56,7 +56,7 @@ class HeadCopy(msgspec.Struct, frozen=True, array_like=True):
         return self.count == self.source_heads == self.target_heads
 
     def spans(self, block_bytes: int) -> CopySpans:
-        """Returns where the heads lie in blocks. ``block_bytes``: of a block of the target."""
+        """Returns where the heads lie in blocks. ``block_bytes``: size of a block of the target pool."""
         head = block_bytes // self.target_heads
         return CopySpans(self.source_heads * head, self.source * head, self.target * head, self.count * head)
 

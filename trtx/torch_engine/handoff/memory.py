@@ -43,7 +43,7 @@ class SharedMemory(Protocol):
     def shut(self, pool: Any) -> None:
         """Closes an opened pool, with no copy from it in flight.
 
-        The other process's memory can be freed only after that.
+        The other process can free its memory only after that.
         """
 
 

@@ -8,7 +8,7 @@ the other has gone.
 
 One thread handles all connections, so that a peer's death is noticed even while the engine sleeps. The reader must then
 close the dead peer's pool: while it is open, the GPU memory may stay allocated, and the process that replaces the peer
-on that GPU would find none.
+on that GPU would find too little memory.
 """
 
 from __future__ import annotations

@@ -44,12 +44,13 @@ class _Open:
 
 
 class NixlRoute:
-    """See :class:`~trtx.torch_engine.handoff.reads.Transport`. It reaches every exporter whose agent is reachable.
+    """A :class:`~trtx.torch_engine.handoff.reads.Transport` over NIXL. It reaches every exporter whose agent is
+    reachable.
 
     Between processes of one host, UCX copies CPU memory inside ``begin`` (7 GB/s measured) and GPU memory in the
-    background. After a failure, the peer and all its reads are dropped; its next offer connects again. A read that is
-    still running at its deadline costs this engine its agent (0.15 s to restart): UCX can't cancel the read, and a
-    frozen peer that resumes would write into blocks that have been reused by then.
+    background. After a failure, the peer and all its reads are dropped; the peer's next offer connects again. If a read
+    is still running at its deadline, this engine replaces its agent, which takes 0.15 s: UCX can't cancel the read, and
+    a frozen peer that resumes would write into blocks that have been reused by then.
     """
 
     name = "nixl"
@@ -142,7 +143,7 @@ class NixlRoute:
         except AgentError as error:
             raise PeerGone(
                 f"prefill engine {exported.engine} that holds lease {exported.lease_id} can't be reached over NIXL "
-                f"({error}); expected UCX to find a way there; compute the prompt locally"
+                f"({error}); expected a network path that UCX can use; compute the prompt locally"
             ) from error
         peer = _Peer(offer.agent_name, offer.agent_metadata, blocks)
         self._peers[peer.agent_name] = peer
@@ -170,7 +171,7 @@ class NixlRoute:
                 log.warning("NIXL did not free the handle of read %d: %s", read_id, error)
 
     def _drop(self, peer: _Peer, reason: str) -> None:
-        """Drops a peer. Its reads that have not been seen to end fail with ``reason``."""
+        """Drops a peer. Reads from it that have not ended fail with ``reason``."""
         for opened in list(peer.open_reads.values()):
             self._forget(opened)
             self._reads.fail(opened.read, reason)

@@ -23,7 +23,9 @@ this value, 3 % with 1,000.
 
 
 class AgentError(Exception):
-    """NIXL raised or returned an error. Used inside this folder only: the transport decides its meaning for a read."""
+    """NIXL raised or returned an error. Used inside this folder only: the transport decides what the error means for a
+    read.
+    """
 
 
 def _load_nixl() -> Any:
@@ -100,7 +102,9 @@ class PoolAgent:
         return self._agent.prep_xfer_dlist(name, strided, memory)
 
     def disconnect(self, name: str, peer_blocks: Any) -> None:
-        """Disconnects from an agent whose reads are all forgotten. A read in flight may still write until ``close``."""
+        """Disconnects from an agent after :meth:`forget` of all reads from it. A read in flight may still write until
+        ``close``.
+        """
         try:
             peer_blocks.release()
             if name != self.name:
@@ -120,7 +124,7 @@ class PoolAgent:
         return transfer
 
     def is_done(self, transfer: Any) -> bool:
-        """Whether the read is done; also makes progress. Raises AgentError if the read has failed."""
+        """Returns whether the read is done, and drives NIXL's progress. Raises AgentError if the read has failed."""
         try:
             state = self._agent.check_xfer_state(transfer)
         except self._errors as error:
@@ -147,7 +151,7 @@ class PoolAgent:
         return [message for messages in self._agent.get_new_notifs().values() for message in messages]
 
     def close(self) -> None:
-        """Destroys the agent. All reads must be forgotten and all peers disconnected."""
+        """Destroys the agent. Call :meth:`forget` for all reads and :meth:`disconnect` for all peers before."""
         self._blocks.release()
         self._agent.deregister_memory(self._registered)
         # The handle and the wrapper hold the binding's agent, whose destructor ends the progress thread and UCX's

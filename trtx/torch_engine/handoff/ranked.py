@@ -61,7 +61,7 @@ class RankReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvRanks:
-    """How the ranks of an engine split the KV heads, and the ranks besides rank 0 if KV is handed off."""
+    """How the ranks of an engine split the KV heads. If KV is handed off, it also has the ranks besides rank 0."""
 
     shares: HeadShares
     readers: Sequence[RankReader]
@@ -209,7 +209,7 @@ class RankedTransport:
 
 
 def _part(exported: codec.ExportedKv, source: int, heads: HeadCopy) -> codec.ExportedKv:
-    """Returns what describes the blocks of the exporter's rank ``source`` alone."""
+    """Returns the description of the blocks that the exporter's rank ``source`` holds."""
     assert exported.direct is not None
     return replace(
         exported, direct=(exported.direct, *exported.peers)[source], nixl=None, peers=(), kv_heads=0, part=heads,

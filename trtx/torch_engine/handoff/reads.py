@@ -53,7 +53,7 @@ class Transport(Protocol):
     def release(self, exported: codec.ExportedKv) -> bool:
         """Tells the exporter that nothing will be read.
 
-        Returns False if this route does not, or no longer, reach it.
+        Returns False if this route does not reach the exporter, or no longer does.
         """
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Reads:
         return remote[at], local
 
     def admit(self, read: Read) -> None:
-        """Counts a read that a route has accepted: exactly one of ``finish`` and ``fail`` must end it."""
+        """Counts a read that a route has accepted. Exactly one call of ``finish`` or ``fail`` must end it."""
         self._pending += 1
 
     def is_late(self, read: Read) -> bool:
@@ -134,10 +134,11 @@ class Reads:
     def finish(self, read: Read) -> None:
         """Ends a read whose bytes have all arrived.
 
-        Past the deadline it fails: the exporter may have reused its blocks before the copy was seen to end.
+        Past the deadline the read fails: the exporter may have reused its blocks before this process saw the end of the
+        copy.
         """
         if self.is_late(read):
-            self.fail(read, "was seen to be complete only after its lease's deadline")
+            self.fail(read, "its end was noticed only after its lease's deadline")
         else:
             self._finished.append(FinishedRead(read.read_id, read.num_bytes, time.perf_counter() - read.begun_s))
 
@@ -145,7 +146,7 @@ class Reads:
         self._failed.append(FailedRead(read.read_id, reason))
 
     def released(self, lease_id: int) -> None:
-        """Records that a reader no longer needs this lease of ours."""
+        """Records that a reader no longer needs this lease."""
         self._released.append(lease_id)
 
     def take(self) -> TransportEvents:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RoutedTransport:
-    """See :class:`~trtx.torch_engine.handoff.base.KvTransport`.
+    """A :class:`~trtx.torch_engine.handoff.base.KvTransport` over several routes.
 
     A read uses the first route that reaches the exporter.
     """

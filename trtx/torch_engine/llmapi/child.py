@@ -36,8 +36,8 @@ class ChildProcess(Generic[Message]):
     """One child process, controlled through a socket; :meth:`start` starts it.
 
     ``take`` gets each message except ``Progress`` and ``Fatal``, and sets the result of ``ready`` once the child is
-    ready. ``buried`` gets the death notice once. Both run in threads of this object. Messages without an answer at the
-    death will never get one. ``ready`` fails with UsageError for wrong arguments, and with the death notice if the
+    ready. ``buried`` gets the death notice once. Both run in threads of this object. Messages that have no answer when
+    the child dies never get one. ``ready`` fails with UsageError for wrong arguments, and with the death notice if the
     child dies before.
     """
 
@@ -83,7 +83,7 @@ class ChildProcess(Generic[Message]):
         self._channel.send(message)
 
     def death_notice(self) -> RuntimeError:
-        """Returns why the last :meth:`send` failed. Waits for the process's end, which is near then."""
+        """Returns why the last :meth:`send` failed. Waits until the process ends, soon after such a failure."""
         self._dead.wait(EXIT_GRACE_S)
         return self.death or RuntimeError(f"the {self._title} is shutting down")
 
@@ -182,7 +182,7 @@ class ChildProcess(Generic[Message]):
             logger.exception("%s %d: a message could not be handled", self._title, self.pid)
             self.fatal = f"a message of the {self._title} could not be handled: {type(error).__name__}: {error}"
             self._process.kill()
-        # It closes its end only when it ends; a process that lingers holds a device that no client can reach.
+        # The child closes its end only when it ends. If it lingers, it holds a device that no client can reach.
         deadline = time.monotonic() + EXIT_GRACE_S
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -31,7 +31,7 @@ class Choice:
     _held_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
 
     def delivery(self, update: Update) -> Delivery | None:
-        """Returns ``update`` without tokens that a stop string may still remove; None if that leaves no news.
+        """Returns ``update`` without tokens that a stop string may still remove; None if nothing is left to deliver.
 
         Raises RequestError for a stop string that cuts a document.
         """

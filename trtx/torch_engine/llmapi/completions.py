@@ -24,7 +24,8 @@ class RequestPerfMetrics:
 class CompletionOutput:
     """One choice.
 
-    ``token_ids``, ``text`` and ``logprobs`` are cumulative; the ``_diff``s are since the consumer's last step.
+    ``token_ids``, ``text`` and ``logprobs`` are cumulative; the fields with ``_diff`` have what is new since the
+    consumer's last step.
     """
 
     index: int

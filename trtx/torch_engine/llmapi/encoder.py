@@ -41,7 +41,9 @@ class MultimodalEncoder:
         arena_bytes: int = 0,
         **kwargs: Any,
     ) -> None:
-        """``arena_bytes``: GPU memory for embeddings that :meth:`encode` leaves there; 0 or no GPU: it leaves none."""
+        """``arena_bytes``: GPU memory for embeddings that :meth:`encode` leaves on the GPU. With 0, or without a GPU,
+        it leaves none there.
+        """
         given = {
             "trust_remote_code": trust_remote_code,
             "tensor_parallel_size": tensor_parallel_size,
@@ -92,10 +94,10 @@ class MultimodalEncoder:
     async def encode(self, items: Sequence[PreparedPicture], *, on_device: bool = False) -> list[Embedding]:
         """Returns one embedding for each item, in their order. Items share batches with other waiting items.
 
-        ``on_device``: the data may stay on the encoder's GPU, for the engine on the same host to which they will be
-        put. Once all items have ended, raises the error of the first that failed: RequestError for pixels that do not
-        fit this model, RequestFailed if the encoder failed on them, RuntimeError if it died. The other embeddings are
-        removed in this case, and if the caller is cancelled.
+        ``on_device``: the data may stay on the encoder's GPU; use it for an engine on the same host. Once all items
+        have ended, raises the error of the first that failed: RequestError for pixels that do not fit this model,
+        RequestFailed if the encoder failed on them, RuntimeError if it died. The other embeddings are removed in this
+        case, and if the caller is cancelled.
         """
         ends = await self.encode_each(items, on_device=on_device)
         for end in ends:
@@ -147,7 +149,7 @@ class MultimodalEncoder:
 
     @property
     def num_open(self) -> int:
-        """Number of images that wait or are being encoded."""
+        """Number of images that are waiting or being encoded."""
         return self._client.num_open
 
     def _check_health(self) -> bool:

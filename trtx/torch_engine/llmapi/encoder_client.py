@@ -67,7 +67,7 @@ class EncoderClient:
         answer: Future[Encoded] = Future()
         with self._lock:
             if len(self._open) >= MAX_OPEN_ITEMS:
-                raise RequestFailed(f"{MAX_OPEN_ITEMS} images wait for the encoder; expected fewer, try again later")
+                raise RequestFailed(f"the encoder's queue is full with {MAX_OPEN_ITEMS} images; try again later")
             item_id = next(self._ids)
             self._open[item_id] = answer
         try:

@@ -1,6 +1,6 @@
 """Prompts with images for an encoder: from TensorRT-LLM's inputs to embedding handles.
 
-It does for the LLM API what surrounds the encoder: prepare images, encode them, lease the embeddings.
+It prepares images, has the encoder encode them, and leases the embeddings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEY_NUMBERS = struct.Struct(">8i")  # key as numbers of TensorRT-LLM's ``multim
 class EncoderOutput:
     """Result of one prompt: await it, or block on ``result``.
 
-    The part of TensorRT-LLM's ``RequestOutput`` for encoders.
+    It has the part of TensorRT-LLM's ``RequestOutput`` that an encoder fills in.
     """
 
     def __init__(self, prompt: str | None, prompt_token_ids: list[int], end: Future[DisaggregatedParams]) -> None:

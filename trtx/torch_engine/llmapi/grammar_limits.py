@@ -1,4 +1,4 @@
-"""Limits of a grammar's text: what is beyond them is refused before it reaches the compiler.
+"""Limits of a grammar's text. A grammar beyond them is refused before it reaches the compiler.
 
 They bound the time of a compilation to about a second and of a mask to some milliseconds, on one core.
 """

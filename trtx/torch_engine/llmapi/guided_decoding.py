@@ -28,8 +28,9 @@ class GuidedDecodingParams:
     ``json_object``: any JSON object. ``structural_tag``: the JSON text of structural tags, see
     :func:`trtx.torch_engine.core.grammars.structural_tags`.
 
-    ``thinking_end_id`` and ``thinking_start_id`` are trtx's own: the grammar holds for the text after the first of
-    them. With the second one, the answer may begin with that token and think, or follow the grammar at once.
+    ``thinking_end_id`` and ``thinking_start_id`` are trtx's own. With ``thinking_end_id``, the grammar holds only for
+    the text after that token. With ``thinking_start_id`` too, the answer either begins with that token and thinks, or
+    follows the grammar at once.
     """
 
     json: Any = None
@@ -71,7 +72,9 @@ _KINDS: Mapping[str, GrammarKind] = {
 
 
 def guided_decoding(value: Any) -> GuidedDecodingParams | None:
-    """Accepts GuidedDecodingParams, and TensorRT-LLM's class of this name. Its fields may have been assigned to."""
+    """Accepts GuidedDecodingParams, and TensorRT-LLM's class of this name. It validates again, because the fields can
+    be assigned to.
+    """
     if value is None:
         return None
     names = [row.name for row in fields(GuidedDecodingParams)]
@@ -111,7 +114,7 @@ def _token_id(params: GuidedDecodingParams, name: str) -> int | None:
 
 
 def grammar_tokenizer(model_dir: Path, tokenizer: Any) -> str | None:
-    """The path or text of the tokenizer.json that spells grammars; None if there is none.
+    """The path or text of the tokenizer.json from which grammars take the text of each token; None if there is none.
 
     ``tokenizer``: ``LLM``'s argument, a directory, a transformers tokenizer, or None for the model's own.
     """

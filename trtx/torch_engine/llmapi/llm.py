@@ -58,7 +58,7 @@ class LLM(MemoryControls):
     :class:`trtx.torch_engine.logits_processor.LogitsProcessor`.
 
     ``deterministic`` is trtx's own argument: a request's tokens and log-probabilities are then bit-identical whatever
-    else runs, and whether its prompt's KV was computed, cached or handed off.
+    else runs, and however its prompt's KV arrived: computed, cached or handed off.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ _IMAGE, _GRIDS = "image", "image_grid_thw"
 
 @dataclass(frozen=True, slots=True)
 class PromptMedia:
-    """Media of one prompt. ``embeddings``: by key, those that the engine must have while the request runs."""
+    """Media of one prompt. ``embeddings``: the embeddings that the engine must have while the request runs, by key."""
 
     spans: list[MediaSpan] = field(default_factory=list)
     embeddings: dict[bytes, torch.Tensor] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def read_media(
         )
     if OPTIONS in given:
         raise RequestError(
-            f"inputs have {OPTIONS}, and images come as {EMBEDDINGS}, which are made already; leave it out"
+            f"inputs have {OPTIONS}, which has no effect on images that are given as {EMBEDDINGS}; leave it out"
         )
     items = _items(given.get(EMBEDDINGS))
     grids = _grids(given[EMBEDDINGS].get(_GRIDS), items, vision)
@@ -107,19 +107,21 @@ def _grids(given: Any, items: Sequence[torch.Tensor], vision: VisionConfig) -> l
         if vision.tokens_per_image is None:
             raise RequestError(
                 f"{EMBEDDINGS} lacks {_GRIDS}; expected t, h and w of each image in patches, as this model's positions "
-                "depend on them and rows don't tell"
+                "depend on them and the number of rows does not determine them"
             )
         return [None] * len(items)
     stated = typed(list[tuple[int, int, int]], given.tolist() if hasattr(given, "tolist") else given, _GRIDS)
     if len(stated) != len(items):
-        raise RequestError(f"{_GRIDS} are {len(stated)} and images {len(items)}; expected one each")
+        raise RequestError(
+            f"{_GRIDS} has {len(stated)} entries for {len(items)} images; expected one entry for each image"
+        )
     merge = vision.spatial_merge
     grids: list[tuple[int, int, int] | None] = []
     for (t, h, w), item in zip(stated, items, strict=True):
         if min(t, h, w) < 1 or h % merge or w % merge or prod((t, h // merge, w // merge)) != item.shape[0]:
             raise RequestError(
-                f"{_GRIDS} has {t} x {h} x {w} for an embedding of {item.shape[0]} rows; expected patches of which "
-                f"{merge} x {merge} are a row"
+                f"{_GRIDS} has {t} x {h} x {w} for an embedding of {item.shape[0]} rows; expected a grid in patches, "
+                f"where {merge} x {merge} patches make one row"
             )
         grids.append((t, h // merge, w // merge))
     return grids
@@ -134,7 +136,7 @@ def _keys(items: Sequence[torch.Tensor], grids: Sequence[tuple[int, int, int] | 
         stated = typed(dict[str, list[str | None]], uuids, UUIDS)
         names = stated.get(_IMAGE, [])
         if stated.keys() - {_IMAGE} or len(names) != len(items) or not all(is_text(name or "") for name in names):
-            raise RequestError(f"{UUIDS} is {shown(uuids)}; expected {_IMAGE!r} with one text or None an image")
+            raise RequestError(f"{UUIDS} is {shown(uuids)}; expected {_IMAGE!r} with a text or None for each image")
     keys = []
     for item, grid, name in zip(items, grids, names, strict=True):
         said = repr((str(item.dtype), tuple(item.shape), grid, name)).encode()
@@ -168,7 +170,7 @@ def _placed(token_ids: list[int], rows: Sequence[int], placeholder: int) -> tupl
         if mine[-1] - mine[0] + 1 != count:
             raise RequestError(
                 f"the {count} placeholders of image {index} do not follow each other, from token {mine[0]} to "
-                f"{mine[-1]}; expected one run an image"
+                f"{mine[-1]}; expected adjacent placeholders for each image"
             )
         starts.append(mine[0])
         taken += count

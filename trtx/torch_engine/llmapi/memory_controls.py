@@ -17,10 +17,10 @@ DRAIN_SECONDS = 30.0
 
 
 class MemoryControls:
-    """The part of ``LLM`` that gives memory back and takes it again.
+    """The methods of ``LLM`` that release memory and allocate it again.
 
-    Every method returns once it is done, waits for the requests that are open, and raises RequestError, in one
-    sentence, if nothing was done. ``timeout_s`` bounds the wait.
+    Every method waits for the open requests, and returns once it is done. It raises RequestError with one sentence if
+    it did nothing. ``timeout_s`` bounds the wait.
     """
 
     _client: EngineClient
@@ -33,7 +33,9 @@ class MemoryControls:
         self._client.change_memory(ReleaseMemory(_checked(tags), timeout_s)).result()
 
     def resume(self, tags: Sequence[str] | None = None) -> None:
-        """Takes released memory again: that of ``tags``, or all. Raises RequestError if it is not released."""
+        """Allocates released memory again: that of ``tags``, or all. Raises RequestError for memory that is not
+        released.
+        """
         parked = self._client.parked
         self._client.change_memory(ResumeMemory(list(parked) if tags is None else _checked(tags))).result()
 

@@ -11,9 +11,9 @@ _MOST_DIGITS = 12
 
 
 def required_length(pattern: str) -> int:
-    """Returns the number of characters that every match of ``pattern`` has at least; of alternatives, the longest.
+    """Returns the least number of characters of a match of ``pattern``. Of alternatives, the longest one counts.
 
-    It is an estimate for a limit: ``pattern`` may be invalid, and look-around counts like a group.
+    The result is an estimate, for a limit: ``pattern`` may be invalid, and look-around counts like a group.
     """
     outer: list[tuple[int, int]] = []  # of each open group: the longest alternative, and the length before the group
     longest = length = last = at = 0  # last: the length of the item that a repetition would repeat

@@ -49,7 +49,7 @@ class PromptReader:
     def spans(self, stated: Sequence[MediaSpan], found: PromptMedia, handoff: Handoff | None) -> list[MediaSpan]:
         """Returns the media ranges from the caller, the prompt's embeddings or the handoff.
 
-        Sources that have some must agree.
+        If several of these have ranges, they must agree.
         """
         handed = handoff.media if handoff is not None and handoff.request_type == "generation_only" else None
         places: list[list[MediaSpan]] = [

@@ -35,7 +35,7 @@ class MediaNeeded(RequestFailed):
 def typed(kind: Any, value: Any, name: str) -> Any:
     """Converts ``value`` to the type in the message to the engine.
 
-    Raises RequestError for a wrong type anywhere in it: refused here, it affects no other request.
+    Raises RequestError for a wrong type anywhere in ``value``. A value that is refused here affects no other request.
     """
     try:
         return msgspec.convert(value, kind)

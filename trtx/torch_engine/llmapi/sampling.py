@@ -262,7 +262,9 @@ def resolve_sampling(params: SamplingParams, choice: int = 0, model_end_ids: tup
 
 
 def _logprobs(params: SamplingParams) -> int | None:
-    """Top tokens to report for each token. To select sequences, the logprobs of their own tokens are needed."""
+    """Returns the number of top tokens to report for each token. Selecting sequences needs the logprobs of their own
+    tokens.
+    """
     if params.logprobs is None:
         return 0 if params.selects else None
     return int(params.logprobs)

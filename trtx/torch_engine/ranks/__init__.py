@@ -1,4 +1,4 @@
-"""Owns the ranks of a tensor-parallel engine: their processes, their group, and the plan of each step that they follow.
+"""The ranks of a tensor-parallel engine: their processes, their group, and the plans of steps that they follow.
 
 Rank 0 is the engine's process. It schedules, and sends every step's plan to the other ranks, which compute the same
 forward with their share of the weights and of the KV pool. The arithmetic of a share is in ``runner/split.py``.

@@ -17,12 +17,15 @@ _ALIGNMENT = 16  # bytes that a thread reads at once
 
 
 def most_bytes(size: int) -> int:
-    """Bytes of the largest tensor that ``size`` ranks add in one kernel; each rank reads all of it from every other."""
+    """Bytes of the largest tensor that ``size`` ranks add in one kernel. In this kernel, each rank reads the whole
+    tensor of every other rank.
+    """
     return _MOST_BYTES_OF_TWO if size == 2 else _MOST_BYTES
 
 
 class PeerSums:
-    """Adds small tensors in one kernel: each rank copies its own to a shared buffer, waits, and reads all of them.
+    """Adds small tensors in one kernel: each rank copies its tensor to a shared buffer, waits for the others, and reads
+    all tensors.
 
     It uses no NVLink multicast, which many hosts forbid. Create it once in a process: torch (2.11 and 2.13) keeps the
     store of the first group by the group's name, which is "0" for every group here, so that the ranks of a second group

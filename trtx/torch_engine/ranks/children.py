@@ -1,4 +1,4 @@
-"""The other ranks as child processes of rank 0. Imports no torch, so that they import it while rank 0 does."""
+"""The other ranks as child processes of rank 0. Imports no torch, so that all ranks import torch at the same time."""
 
 from __future__ import annotations
 
@@ -102,9 +102,10 @@ class ReadingRank:
 
 
 def start_ranks(size: int, died: Callable[[Exception], None]) -> list[RankProcess]:
-    """Starts the processes of ranks 1 to ``size - 1``. Call it in a thread that lives as long as they should.
+    """Starts the processes of ranks 1 to ``size - 1``. Call it in a thread that lives as long as these processes should
+    live.
 
-    ``died`` gets the reason if one of them ends before :meth:`RankProcess.close`, in a thread of its own. This process
-    may then wait for that rank forever, so ``died`` should end it.
+    ``died`` is called with the reason, in its own thread, if one of them ends before :meth:`RankProcess.close`. This
+    process may then wait for that rank forever, so ``died`` should end this process.
     """
     return [RankProcess(rank, died) for rank in range(1, size)]

@@ -33,8 +33,8 @@ class DistributedGroup:
         self.rank = rank
         self.size = size
         self._device = device
-        # A library may add a number's parts in an order that depends on its place in the tensor. With two parts, every
-        # order gives the same bits.
+        # A library may add the ranks' terms in an order that depends on the element's place in the tensor. With two
+        # terms, every order gives the same bits.
         self._adds_in_order = ordered and size > 2
         self._peer_sums: PeerSums | None = None
 
@@ -44,7 +44,7 @@ class DistributedGroup:
     ) -> DistributedGroup:
         """Joins the group whose ranks meet in the file ``meeting``; returns once all have joined.
 
-        ``ordered``: sums are added in the order of ranks, so that a number's bits depend on its parts alone.
+        ``ordered``: sums are added in the order of ranks, so that the bits of a sum depend on its terms alone.
         ``reads_peers``: small sums may go through memory that the GPUs share, if they can.
         """
         for name, value in _ENVIRONMENT.items():

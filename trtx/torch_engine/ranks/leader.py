@@ -1,4 +1,4 @@
-"""Rank 0's end: its own share of the model, with every step's plan sent to the other ranks first."""
+"""Rank 0's end: a runner of its own share of the model that first sends each step's plan to the other ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LeadingRunner:
         self, own: TorchRunner, ranks: list[RankProcess], group: DistributedGroup, directory: Path, max_batch_size: int,
         kv_ranks: KvRanks,
     ) -> None:  # fmt: skip
-        """``directory``: of the group's files, to remove at the end."""
+        """``directory``: has the group's files; removed at the end."""
         self._own = own
         self.ranks = ranks
         self.kv_ranks = kv_ranks
@@ -50,7 +50,8 @@ class LeadingRunner:
         self.paced_steps = own.paced_steps
         self.is_asynchronous = own.is_asynchronous
         self.masks = own.masks
-        self.draft_model: DraftModel | None = None  # a draft model needs one GPU
+        # Of rank 0 alone: a plan has its guesses, so the other ranks verify them without it.
+        self.draft_model: DraftModel | None = own.draft_model
 
     @property
     def graph_misses(self) -> int | None:
@@ -79,7 +80,7 @@ class LeadingRunner:
         raise UsageError("the weights of an engine of several GPUs can't be replaced; start it with the new ones")
 
     def device_memory_bytes(self) -> int:
-        """Bytes on rank 0's device. The other ranks hold as much on theirs."""
+        """Bytes on rank 0's device. Each other rank holds as many on its own device."""
         return self._own.device_memory_bytes()
 
     def close(self) -> None:
@@ -119,7 +120,7 @@ def _create(args: RunnerArgs, ranks: list[RankProcess], directory: Path, *, hand
             "engine; expected one for each rank: lower --tp, or name more GPUs with --gpus"
         )
     for rank in ranks:
-        own = replace(args, device=f"cuda:{rank.rank}" if is_gpu else "cpu", guided=False)
+        own = replace(args, device=f"cuda:{rank.rank}" if is_gpu else "cpu", guided=False, draft=None)
         rank.start(RankStart(own, rank.rank, size, str(meeting), hands_off))
     args = replace(args, device="cuda:0" if is_gpu else "cpu")
     device = resolve_device(args.device)

@@ -17,7 +17,9 @@ class PartReads:
     """Reads parts while the rank's main thread follows plans."""
 
     def __init__(self, transport: KvTransport, report: Callable[[PartEnded], None]) -> None:
-        """``transport``: of this rank's pool; only the thread uses it. ``report``: called in the thread."""
+        """``transport``: for this rank's pool; only the thread uses it. ``report``: called in the thread with each
+        result.
+        """
         self._transport = transport
         self._report = report
         self._asked: SimpleQueue[PartRead] = SimpleQueue()

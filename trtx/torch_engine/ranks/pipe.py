@@ -45,7 +45,7 @@ class RankFailed:
 
 
 class Pipe:
-    """One end. Any threads may send, and any one may receive."""
+    """One end of the socket. Several threads may send at a time; one thread at a time may receive."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end

@@ -1,4 +1,6 @@
-"""A step's plan as rank 0 sends it to the others: what they need to compute the same forward, as int32 numbers."""
+"""A step's plan as rank 0 sends it to the other ranks: all that they need to compute the same forward, as int32
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from collections.abc import Iterator
 from trtx.torch_engine.sampling_plan import SamplingPlan
 from trtx.torch_engine.step import Batch, ScheduledSequence
 
-_FIELDS = 9  # of a sequence, before its tokens and blocks
+_FIELDS = 9  # numbers of a sequence before its tokens and blocks
 _FIRST, _SAMPLES, _RANKS_PROMPT = 1, 2, 4  # flags
 
 
 class PlanWriter:
-    """Rank 0's. Remembers how many blocks of each slot the others know."""
+    """Writes plans at rank 0. Remembers how many blocks of each slot the other ranks know."""
 
     def __init__(self, max_batch_size: int) -> None:
         self._sent = [0] * max_batch_size
@@ -37,7 +39,7 @@ class PlanWriter:
 
 
 class PlanReader:
-    """Any other rank's. Keeps the blocks of each slot, which a plan only adds to."""
+    """Reads plans at any other rank. Keeps the blocks of each slot, because a plan has only the added ones."""
 
     def __init__(self, max_batch_size: int) -> None:
         self._blocks: list[list[list[int]]] = [[] for _ in range(max_batch_size)]

@@ -1,6 +1,7 @@
 """The process of a rank other than 0: ``python -m trtx.torch_engine.ranks.process <fd>``, started by rank 0.
 
-It follows the plans from the socket. End of file means that rank 0 is gone and ends it at once, even in a collective.
+It follows the plans from the socket. End of file means that rank 0 is gone. This process then ends at once, even in a
+collective.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def _follow(pipe: Pipe) -> None:
 
 
 def _hand_off(runner: ModelRunner, pipe: Pipe) -> tuple[PartReads, DirectOffer]:
-    """Offers the pool to other engines, and starts to read parts of theirs. Raises UsageError if that can't be."""
+    """Offers the pool to other engines, and starts the thread that reads parts of their pools. Raises UsageError if
+    this process can't share memory.
+    """
     from trtx.torch_engine.handoff import create_transport, direct_offer
 
     transport = create_transport(runner.pool, runner.geometry, routes=("direct",))

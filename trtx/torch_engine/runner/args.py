@@ -36,7 +36,7 @@ class DraftArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerArgs:
-    """Requested settings of a runner, before defaults are resolved.
+    """Settings of a runner as requested, before defaults are resolved.
 
     Size of the KV pool: ``free_gpu_memory_fraction`` is the share of the GPU memory left after weights and activations,
     as in TensorRT-LLM (CUDA only). ``max_tokens`` caps that size, and ``num_blocks`` replaces both.
@@ -72,8 +72,8 @@ class RunnerArgs:
     moe_expert_parallel_size: int = 1  # of the ranks: see trtx.checkpoint.tensor_parallel.RankSizes
     cpu_threads: int | None = None  # None: torch's own choice (OMP_NUM_THREADS)
     merges_passes: bool | None = None  # compute a step's decodes and prompt chunks in one mixed batch
-    max_draft_len: int = 0  # guesses of a sequence that a step verifies at most
-    draft: DraftArgs | None = None  # the model that guesses; None: guesses need no model
+    max_draft_len: int = 0  # most drafted tokens of a sequence that a step verifies
+    draft: DraftArgs | None = None  # the draft model; None: drafts need no model
     sleeps: bool = False  # the memory of weights and KV pool can be released while the engine sleeps
     keeps_weights: bool = True  # a sleeping engine's weights: a copy in host memory, or read again from the checkpoint
     # Token counts, ascending, to which forwards with prompt chunks are padded: one CUDA graph bucket each. (): no

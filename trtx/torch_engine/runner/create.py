@@ -190,7 +190,7 @@ def _kv_pool(
 ) -> tuple[Region | None, torch.Tensor]:
     """Returns a zeroed pool, and its region if its memory can be released.
 
-    Zeros, not uninitialized memory: a masked position must not hold a NaN.
+    Zeros, because a masked position must not hold a NaN, as uninitialized memory could.
     """
     shape, dtype = (num_blocks, *geometry.block_shape), getattr(torch, geometry.dtype)
     if not sleeps:
@@ -200,7 +200,7 @@ def _kv_pool(
 
 
 def _arithmetic(device: torch.device, dtype: str, split: RankSplit | None) -> str:
-    """Describes all that a deterministic engine's bits depend on, apart from the checkpoint."""
+    """Describes everything except the checkpoint on which the bits of a deterministic engine depend."""
     if device.type == "cpu":
         on = f"{torch.backends.cpu.get_cpu_capability()} CPU, {torch.get_num_threads()} threads"
     else:
@@ -256,7 +256,9 @@ def _invariant_multiplier(device: torch.device) -> InvariantMultiplier:
 def _kernels(
     config: ModelConfig, cache: KvCache, rotary: torch.Tensor, attention: Attention, *, overlapped_tokens: int
 ) -> Kernels:
-    """Triton kernels on CUDA, torch kernels on a CPU. Triton is imported only on CUDA: torch for CPUs lacks it."""
+    """Returns Triton kernels on CUDA, torch kernels on a CPU. Imports Triton only on CUDA, because torch for CPUs lacks
+    it.
+    """
     if cache.pool.device.type == "cpu":
         return (InvariantTorchKernels if attention is Attention.FIXED else TorchKernels)(config, cache, rotary)
     from trtx.torch_engine.runner.triton_kernels import TritonKernels

@@ -1,7 +1,7 @@
 """Mixtures of experts on a GPU: launches of :mod:`triton_experts`.
 
-On an H100 at Qwen3-30B-A3B's shape they are faster than ``F.grouped_mm`` of torch 2.11 for any number of tokens: in
-173 us instead of 228 with 8, in 1.46 ms instead of 2.00 with 8,192 (``docs/performance.md``).
+On an H100 at Qwen3-30B-A3B's shape these kernels are faster than ``F.grouped_mm`` of torch 2.11 for any number of
+tokens: 173 us instead of 228 for 8 tokens, 1.46 ms instead of 2.00 for 8,192 (``docs/performance.md``).
 """
 
 from __future__ import annotations
@@ -171,14 +171,14 @@ class CudaExperts:
 
 
 class InvariantExperts(CudaExperts):
-    """:class:`CudaExperts` whose rows' bits depend only on that row.
+    """:class:`CudaExperts` in which a row's bits depend only on that row.
 
     It uses the tiles that give the same bits as those for any number of rows. As in
     :mod:`trtx.torch_engine.runner.invariant_multiplier`, this is tested, not assumed.
     """
 
     def __init__(self, multiplier: Multiplier, *, shared_bytes: int = HOPPER_SHARED_BYTES) -> None:
-        """``multiplier``: batch-invariant GEMM backend of the router. ``shared_bytes``: as of :class:`CudaExperts`."""
+        """``multiplier``: batch-invariant GEMM backend of the router. ``shared_bytes``: as in :class:`CudaExperts`."""
         super().__init__(multiplier, shared_bytes=shared_bytes)
         self._admitted: dict[tuple[object, ...], frozenset[ExpertTiles]] = {}
 
@@ -225,7 +225,9 @@ def _activation(clamp: GateClamp | None) -> dict[str, object]:
 
 
 def _counted(weights: ExpertWeights) -> tuple[Tensor | None, Tensor | None, int]:
-    """Returns what counts the layer's tokens: the counters, the slots of the forward's rows, and the padding slot."""
+    """Returns the arguments that count the layer's tokens: the counters, the slots of the forward's rows, and the
+    padding slot.
+    """
     load = weights.load
     if load is None or load.rows.slots is None:
         return None, None, 0

@@ -18,7 +18,9 @@ from trtx.torch_engine.runner.weights import DecoderWeights
 
 
 class Decoder:
-    """Weights and kernels on one device. Holds no state of a request: the KV cache, behind the kernels, has it."""
+    """Weights and kernels on one device. It holds no state of a request: that is in the KV cache, which the kernels
+    address.
+    """
 
     def __init__(
         self,

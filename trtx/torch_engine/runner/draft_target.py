@@ -12,13 +12,16 @@ _GREEDY = SamplingPlan()
 
 
 class SmallModel:
-    """A :class:`DraftModel`: a whole decoder. Each pass after the first takes its tokens from the pass before, on the
-    device."""
+    """A :class:`DraftModel` that is a whole decoder. Each pass after the first takes its tokens from the pass before,
+    on the device.
+    """
 
     token_shift = 0
 
     def __init__(self, runner: ModelRunner) -> None:
-        """``runner`` has as many blocks, of as many tokens, as the target model's, and as many slots."""
+        """``runner`` has as many slots and blocks as the target model's runner, with blocks of the same number of
+        tokens.
+        """
         self._runner = runner
         size = runner.geometry.tokens_per_block
         self.room = runner.max_position // size * size

@@ -100,8 +100,8 @@ class EagleDecoder:
     def hidden(self, inputs: PassInputs, features: Tensor) -> Tensor:
         """Writes the KV of every token, and returns hidden states ``[rows, hidden]`` before the final norm.
 
-        ``inputs.token_ids``: for each position the token after it. ``features`` [tokens, hidden]: of the positions.
-        The rows are all tokens, or those in ``inputs.wanted``.
+        ``inputs.token_ids``: for each position the token after it. ``features`` [tokens, hidden]: those of the
+        positions themselves. The rows are all tokens, or those in ``inputs.wanted``.
         """
         kernels, weights, layer = self._kernels, self._weights, self._weights.layer
         inputs = kernels.planned(inputs, features.dtype)

@@ -24,7 +24,8 @@ class _ChainGraph:
 
 
 class DraftChain:
-    """The passes after the first: each takes the token and the hidden state of the pass before, in place.
+    """The passes after the first: each reads the token and the hidden state that the pass before wrote, in the same
+    memory.
 
     On CUDA each size of batch has a CUDA graph.
     """

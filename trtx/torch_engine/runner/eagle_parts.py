@@ -22,7 +22,7 @@ from trtx.torch_engine.runner.slots import BlockTable
 
 @dataclass(frozen=True, slots=True)
 class EagleParts:
-    """What the target model's forward needs of the head (``features``), and what :meth:`head` needs besides."""
+    """The parts of a head: ``features``, which the target model's forward fills, and what else :meth:`head` needs."""
 
     config: ModelConfig  # of the head's layer
     weights: EagleWeights

@@ -1,4 +1,4 @@
-"""The load of experts: how many tokens each layer's router sends to each of them, counted on the device.
+"""The load of experts: how many tokens the router of each layer sends to each expert, counted on the device.
 
 Rank 0 counts for all ranks, because every rank routes the same tokens. The host reads the counts with the results of a
 step, at most once a second.
@@ -50,7 +50,7 @@ class ExpertLoad:
         self, experts: ExpertConfig, device: torch.device, *, padding_slot: int, expert_ranks: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """``expert_ranks``: the number of ranks that each hold other experts."""
+        """``expert_ranks``: number of ranks that split the experts."""
         self._layers = {layer: index for index, layer in enumerate(_sparse_layers(experts))}
         self._tokens = torch.zeros(len(self._layers), experts.count, dtype=torch.int32, device=device)
         self._rows = RoutedRows(padding_slot)
@@ -108,5 +108,5 @@ def _sparse_layers(experts: ExpertConfig) -> list[int]:
 
 
 def _imbalance(counts: Tensor) -> float:
-    """Returns the largest of each row by the row's mean, as the mean over rows."""
+    """Returns the ratio of each row's largest value to the row's mean, averaged over the rows."""
     return float((counts.amax(1) / counts.mean(1)).mean())

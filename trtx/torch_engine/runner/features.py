@@ -13,10 +13,11 @@ EMBEDDINGS = -1
 
 
 class FeatureStore:
-    """``rows`` [num_blocks * tokens_per_block + 1, hidden]: one for each token of the first KV cache group's blocks.
+    """``rows`` [num_blocks * tokens_per_block + 1, hidden]: one row for each token position of the first KV cache
+    group's blocks.
 
-    So features follow a prefix hit, a preemption and a step without drafts as the KV does. The last row takes those of
-    padding tokens. All of it works inside a CUDA graph.
+    So features stay valid wherever the KV does: over a prefix hit, a preemption and steps without drafts. The last row
+    receives those of padding tokens. Every method except the constructor works inside a CUDA graph.
     """
 
     def __init__(

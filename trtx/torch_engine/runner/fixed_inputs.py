@@ -45,7 +45,7 @@ class FixedInputs:
     def send(self, count: int) -> None:
         """Enqueues a copy of the first ``count`` values.
 
-        Only contiguous memory is copied from pinned memory directly.
+        The copied range is contiguous: torch would stage any other range in memory that is not pinned.
         """
         if self._staging:
             staging = self._staging[0]

@@ -64,7 +64,7 @@ class QuantizedFormat(ABC):
     """One quantized format of linear weights ``[rows, columns]``."""
 
     def __init__(self, group_size: int = AWQ_GROUP) -> None:
-        """``group_size``: columns that share a scale, for formats that leave it to the export."""
+        """``group_size``: number of columns that share a scale, for formats in which the export chooses it."""
         self._group_size = group_size
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """The host tier's memory, and the copies between it and the KV pool.
 
 On a GPU the memory is pinned, so that copy engines read and write it without a kernel. Stores and loads have a stream
-each: PCIe carries both directions at once. On a CPU the "device" is memory too, and a copy is done when it returns.
+each, because PCIe carries both directions at once. On a CPU the "device" is memory too, and a copy is done when it
+returns.
 """
 
 # torch leaves its streams untyped.
@@ -23,7 +24,7 @@ from trtx.torch_engine.block_copies import BlockCopies
 
 
 def check_host_memory(num_bytes: int) -> None:
-    """Raises UsageError if this machine can't give so much host memory. Call it before the weights are loaded."""
+    """Raises UsageError if this machine has less free host memory. Call it before the weights are loaded."""
     if (shortage := host_cache_shortage(num_bytes, host_memory())) is not None:
         raise UsageError(shortage)
 
@@ -31,8 +32,8 @@ def check_host_memory(num_bytes: int) -> None:
 def create_host_copies(pool: Tensor, num_bytes: int, num_groups: int) -> BlockCopies:
     """Allocates host memory for as many of the pool's blocks as ``num_bytes`` holds. Pinning takes 1 s for 4 GiB.
 
-    ``num_groups``: KV cache groups of the model. Raises UsageError if that is less than a block of each group, or more
-    than the driver pins.
+    ``num_groups``: KV cache groups of the model. Raises UsageError if ``num_bytes`` holds less than a block of each
+    group, or is more than the driver pins.
     """
     block_bytes = pool[0].numel() * pool.element_size()
     if (problem := host_cache_too_small(num_bytes, block_bytes, num_groups)) is not None:
@@ -110,7 +111,7 @@ class CudaCopy:
 
 
 class CudaBlockCopies:
-    """Copies between the KV pool on a GPU and pinned host memory. Nothing waits for the host."""
+    """Copies between the KV pool on a GPU and pinned host memory. The GPU never waits for the host."""
 
     def __init__(self, blocks: Tensor, num_blocks: int) -> None:
         """``blocks``: the device's pool as bytes, ``[num_blocks, block_bytes]``."""

@@ -1,9 +1,9 @@
 """Batch-invariant CPU kernels: a row's bits depend only on its own sequence. Matmuls: :mod:`invariant_multiplier`.
 
-Two things make the result of a torch operation depend on the rest of a call. A matmul's kernel is chosen by shape. And
-elements at the end of a thread's share that fill no whole vector go through a different exponential than the rest. So
-each matmul here has one fixed shape, which is tested when the kernels are created, and exponentials run over parts that
-consist of whole vectors and are too small for a second thread.
+Two things make the result of a torch operation depend on the rest of a call. First, the shape decides a matmul's
+kernel. Second, the last elements of a thread's share that don't fill a whole vector go through a different exponential.
+So each matmul here has one fixed shape, which is tested when the kernels are created, and exponentials run over parts
+that consist of whole vectors and are too small for a second thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 256
 
 
 class InvariantTorchKernels(TorchKernels):
-    """See :class:`trtx.torch_engine.runner.kernels.Kernels`.
+    """Batch-invariant :class:`trtx.torch_engine.runner.kernels.Kernels`.
 
     A query row's attention is summed over chunks of KV at fixed positions and folded in their order; a chunk after the
     row's position, or before its window, adds exactly nothing. So a row gets the same bits as a decode and in a prompt
@@ -177,9 +177,8 @@ def _by_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _is_free(rows: int, part: int, inner: int, columns: int) -> bool:
-    """Tests whether a row of a batched matmul has the same bits at any place, in any batch size and row count.
-
-    The row counts are ``rows`` and ``part``.
+    """Tests whether a row of a batched matmul has the same bits at any place, in any batch size, and with both row
+    counts ``rows`` and ``part``.
     """
     generator = torch.Generator().manual_seed(0)
     left = torch.randn(_ROWS_AT_ONCE // _SMALL_TILE, 1, rows, inner, generator=generator)

@@ -133,7 +133,7 @@ def route(logits: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 
 
 class LoopedExperts:
-    """Multiplies by one expert after the other, those that a token was routed to. Waits for the device.
+    """Multiplies by one expert after the other, only by those to which a token was routed. Waits for the device.
 
     A row's bits depend only on that row, if the GEMM backend and ``silu_and_mul`` are batch-invariant. It supports no
     float8 weights.
@@ -190,7 +190,9 @@ def clamped_swiglu(gate_up: Tensor, clamp: GateClamp, kernels: GatedActivation) 
 
 
 def weighted_sum(outputs: Tensor, shares: Tensor) -> Tensor:
-    """Adds ``outputs`` [n, per_token, hidden] with the weights ``shares`` [n, per_token], in this order, in float32."""
+    """Returns the sum of ``outputs`` [n, per_token, hidden] weighted by ``shares`` [n, per_token], added in float32 in
+    the order of the experts.
+    """
     total = outputs[:, 0].float() * shares[:, :1]
     for place in range(1, outputs.shape[1]):
         total += outputs[:, place] * shares[:, place, None].float()

@@ -25,7 +25,7 @@ def positions_between(spans: Sequence[MediaSpan], start: int, end: int) -> npt.N
 
     An image or video starts where the text before it ends, and counts time, rows and columns from there. Text continues
     after its largest position, like in Qwen's training (``get_rope_index_25`` in their ``rope2d.py``), in transformers
-    up to 5.2, in vLLM and in TensorRT-LLM. transformers 5.3 to 5.23 omit a video's time there.
+    up to 5.2, in vLLM and in TensorRT-LLM. transformers 5.3 to 5.23 leave a video's time out of that largest position.
     """
     index = np.arange(start, end)
     found = np.broadcast_to(index, (3, end - start)).copy()

@@ -36,9 +36,9 @@ class PackedPass:
 
     @property
     def firsts(self) -> list[int]:
-        """For each sequence: index in the packed batch of the first token that is sampled after.
+        """For each sequence: index in the packed batch of the first token after which the model samples.
 
-        It is its last token, or the one before its guesses.
+        This is the sequence's last new token that is not drafted.
         """
         return [end - 1 - sequence.num_drafts for sequence, end in zip(self.sequences, self.ends, strict=True)]
 

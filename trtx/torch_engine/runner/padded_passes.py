@@ -17,7 +17,7 @@ from trtx.torch_engine.runner.sampler import Sampler
 
 _Memory = TypeVar("_Memory", Tensor, Int32)
 _TOKENS_OF_SPAN = 16  # tokens of a bucket for each chunk that it has room for
-_TOKENS_OF_DRAFT = 2  # the same, if sequences may have guesses: a token and a guess
+_TOKENS_OF_DRAFT = 2  # the same, if sequences may have drafts: a token and a drafted one
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class PaddedPasses:
         memory: Any,
         drafts: bool = False,
     ) -> None:
-        """``sizes``: token counts, ascending. ``drafts``: sequences may have guesses.
+        """``sizes``: token counts, ascending. ``drafts``: sequences may have drafted tokens.
 
         ``memory``: pool handle of other graphs, which these share; None: no CUDA graphs.
         """

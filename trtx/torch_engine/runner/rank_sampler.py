@@ -15,7 +15,7 @@ from trtx.torch_engine.step import ScheduledSequence
 
 
 class LeadingSampler(Sampler):
-    """Rank 0's. Shares each slot's last token after every call of :meth:`sample`."""
+    """Rank 0's sampler. Shares each slot's last token after every call of :meth:`sample`."""
 
     def __init__(
         self, max_batch_size: int, vocab_size: int, device: torch.device, group: RankGroup, *,
@@ -33,7 +33,7 @@ class LeadingSampler(Sampler):
 
 
 class FollowingSampler(LeadingSampler):
-    """Any other rank's. It knows no sampling parameters; its results are not for a client."""
+    """The sampler of any other rank. It knows no sampling parameters; its results are not for a client."""
 
     def update(self, sequences: list[ScheduledSequence]) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Ranges of addresses whose memory can be given back and taken again.
+"""Ranges of addresses whose memory can be released and allocated again.
 
 A tensor over a region keeps its address while the memory is away, so pointers that CUDA graphs have captured stay
 valid. Nothing may read or write such a tensor in the meantime.
@@ -19,10 +19,10 @@ class Region(Protocol):
     bytes: Tensor  # uint8, one-dimensional
 
     def release(self) -> None:
-        """Gives the memory back to the system. Idempotent. On a GPU, no work that uses it may be in flight."""
+        """Releases the memory to the system. Idempotent. On a GPU, no work that uses the memory may be in flight."""
 
     def restore(self) -> None:
-        """Takes zeroed memory for the range again; keeps the contents of a range that has memory.
+        """Allocates zeroed memory for the range again. A range that has memory keeps its contents.
 
         Raises OutOfDeviceMemory (:mod:`trtx.torch_engine.runner.cuda_regions`), and leaves the range without memory, if
         the device has too little.

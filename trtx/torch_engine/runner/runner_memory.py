@@ -1,7 +1,7 @@
-"""The memory of a runner that can be given back while the engine sleeps: the KV pool and the weights.
+"""The memory of a runner that can be released while the engine sleeps: the KV pool and the weights.
 
-A sleeping engine keeps its process, its CUDA graphs and its sampling state. What it gives back lies in regions, so the
-graphs find everything at its old address after :meth:`RunnerMemory.restore`.
+A sleeping engine keeps its process, its CUDA graphs and its sampling state. The memory that it releases lies in
+regions, so the graphs find everything at its old address after :meth:`RunnerMemory.restore`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ReadWeights = Callable[[Path], DecoderWeights]
 
 
 class WeightMemory:
-    """A decoder's weights, and what they are restored and updated from."""
+    """A decoder's weights, with the source from which they are restored and updated."""
 
     def __init__(self, weights: DecoderWeights, model_dir: Path, read: ReadWeights) -> None:
         self.weights = weights
@@ -48,8 +48,8 @@ class WeightMemory:
     def move_to_regions(self, *, keeps_copy: bool) -> None:
         """Moves the weights into regions, so that their memory can be released.
 
-        ``keeps_copy``: restore them from a copy in host memory, which the first :meth:`release` makes and which is
-        pinned on a GPU; else from the checkpoint.
+        ``keeps_copy``: weights are restored from a copy in host memory, which the first :meth:`release` makes and which
+        is pinned on a GPU; without it, from the checkpoint.
         """
         self._keeps_copy = keeps_copy
         aliases: dict[int, list[str]] = {}  # a weight and its transpose share their storage
@@ -159,7 +159,9 @@ class WeightMemory:
 
 
 class _HostCopy:
-    """The contents of regions in host memory, pinned if they lie on a GPU. The kernel frees it with the process."""
+    """A copy of regions' contents in host memory, pinned if the regions lie on a GPU. The kernel frees it when the
+    process ends.
+    """
 
     def __init__(self, contents: list[Tensor]) -> None:
         sizes = [_aligned(one.numel()) for one in contents]
@@ -230,7 +232,7 @@ class RunnerMemory:
         self._device = weights.weights.embedding.device
 
     def add(self, runner: SleepingRunner) -> None:
-        """Also releases and restores the memory of ``runner``, which a draft model has. Its weights are not updated."""
+        """Also releases and restores the memory of a draft model's ``runner``. Its weights are not updated."""
         self._others.append(runner)
 
     def release(self, tags: Collection[MemoryTag]) -> None:

@@ -15,7 +15,7 @@ _OF_VALUES = frozenset({"synthetic_seed", "synthetic_std", "dtype", "quantizatio
 
 
 def read_same_config(model_dir: Path, loaded: ModelConfig) -> ModelConfig:
-    """Reads a checkpoint's config. Raises UsageError unless its decoder computes what the loaded one computes."""
+    """Reads a checkpoint's config. Raises UsageError unless it describes the decoder of the loaded model."""
     if loaded.vision is not None:
         raise UsageError(
             "the weights of a model with images can't be updated in place, since its vision tower would keep the old "

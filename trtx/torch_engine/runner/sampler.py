@@ -40,7 +40,9 @@ class SampledRows:
     """The sampled rows of a forward, while they are copied to the host."""
 
     def __init__(self, tokens: Tensor, sequences: list[ScheduledSequence], place: int) -> None:
-        """Starts the copy of ``tokens`` [rows]; row i belongs to ``sequences[i]``, and follows ``place`` guesses."""
+        """Starts the copy of ``tokens`` [rows]; row i belongs to ``sequences[i]``, and follows ``place`` drafted
+        tokens.
+        """
         self.place = place
         self._tokens = to_host(tokens)
         # tokens before each row's token
@@ -104,7 +106,7 @@ class Sampler:
             self._kernels = TritonSampling(self._slots.on_device, self._slots.last_tokens, vocab_size, masks)
 
     def update(self, sequences: list[ScheduledSequence]) -> None:
-        """Copies what changed in the slots since the last step to the device, without waiting for the copy."""
+        """Copies the changes of the slots since the last step to the device, without waiting for the copy."""
         self._slots.update(sequences)
 
     def fill(self, token_ids: Tensor, slots: Tensor) -> Tensor:
@@ -125,8 +127,9 @@ class Sampler:
         becomes its slot's last token. Overwrites the logits of tokens that the masks exclude. Works inside a CUDA
         graph. Tokens sampled for the padding slot are undefined.
 
-        ``place``: number of guesses before the rows. Call it in the order of places, with each slot once for a place:
-        a sampled token counts as an output token for the next place, which is right where the guess was.
+        ``place``: number of drafted tokens before the rows. Call it in ascending order of places, with each slot once
+        for each place. A sampled token counts as an output token for the next place, which is right if the drafted
+        token is accepted.
         """
         tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out
         if self._kernels is not None:
@@ -181,8 +184,8 @@ class Sampler:
     ) -> SampledRows:
         """Starts the copy of a forward's sampled rows to the host. Row i belongs to ``sequences[i]``.
 
-        Logprobs are computed from the model's own logits, before any sampling parameter is applied. ``own_logits``: of
-        the rows whose logits were overwritten since then, see :meth:`own_logits`. ``place``: as in :meth:`sample`.
+        Logprobs are computed from the model's own logits, before any sampling parameter is applied. ``own_logits``: the
+        result of :meth:`own_logits`, for rows whose logits were overwritten. ``place``: as in :meth:`sample`.
         """
         rows = SampledRows(tokens, sequences, place)
         if self._slots.problems:

@@ -47,7 +47,8 @@ class Tile:
 # docs/performance-notes.md: the fastest configuration for nearly every matmul, and never more than 5 % slower.
 ONE_ROW = Tile(1, 8, 1024, 4, 4)
 SEVERAL_ROWS = Tile(MOST_ROWS, 16, 256, 2, 5)
-# Fast memory needs more bytes in flight: more columns for a weight of few programs, more outputs for one of many.
+# Fast memory needs more bytes in flight. So a weight with few programs gets more columns in each, and a weight with
+# many programs more outputs.
 FEW_WIDE_PROGRAMS = Tile(MOST_ROWS, 16, 512, 2, 4)
 MANY_TALL_PROGRAMS = Tile(MOST_ROWS, 32, 256, 2, 4)
 _FEW, _MANY = (256, 320), 1024  # numbers of programs with SEVERAL_ROWS; others were not measured, or gain nothing
@@ -95,7 +96,7 @@ def few_rows_product(
 
     ``norm`` [columns]: RMSNorm weight applied to x (one row only) with ``eps``. ``gated``: out is ``silu(gate) * up``,
     with half as many columns as the weight has rows. ``overlaps``: the first wave of programs prefetches a part of the
-    weight while the kernels before it still run. ``tile``: other than that of :func:`tile_for`.
+    weight while the kernels before it still run. ``tile``: replaces the choice of :func:`tile_for`.
     """
     num_rows, num_outputs, (weight_rows, width) = x.shape[0], out.shape[1], weight.shape
     tile = tile or tile_for(num_rows, weight_rows, width, has_fast_memory=workspace.has_fast_memory)
@@ -160,7 +161,7 @@ class FewRowsLayers:
     ) -> None:
         """``weights`` must satisfy :func:`can_fuse`. ``overlaps`` needs Hopper or later.
 
-        ``group``: the ranks that add up their partial sums. Rank 0's contains the residual.
+        ``group``: the ranks that add up their partial sums. Rank 0's partial sum contains the residual.
         """
         self._group = group
         self._layers = weights.layers
@@ -228,7 +229,9 @@ def _fits(weight: Tensor) -> bool:
 
 
 def _linears(layer: LayerWeights) -> tuple[Linear, ...]:
-    """Returns a layer's matmuls, without those of experts. Of a rank: those that give its partial sums."""
+    """Returns a layer's matmuls, without those of experts. For a rank, these are the matmuls that give its partial
+    sums.
+    """
     attention = (layer.qkv, without_sum(layer.output))
     return (
         (*attention, layer.mlp.gate_up, without_sum(layer.mlp.down)) if isinstance(layer.mlp, DenseMlp) else attention

@@ -1,8 +1,9 @@
-"""Tensor and expert parallelism: the share of a model that one rank computes, and where partial results meet.
+"""Tensor and expert parallelism: the share of a model that one rank computes, and where the ranks combine partial
+results.
 
 Each rank has some of the attention heads, of the MLP's columns, of the experts and of the vocabulary. A matmul that
-reads a split input gives a partial sum, and the ranks add theirs up: after the attention's output projection and after
-the MLP.
+reads a split input gives a partial sum. The ranks add up their partial sums after the attention's output projection and
+after the MLP.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class RankGroup(Protocol):
         """Overwrites ``value`` with that of rank 0."""
 
     def smallest(self, number: int) -> int:
-        """Returns the smallest number of all ranks."""
+        """Returns the smallest of the ranks' numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class RankSplit:
 
     @property
     def config(self) -> ModelConfig:
-        """The shape of the share, as if it were a model of its own. The vocabulary and the hidden size are whole."""
+        """The shape of the share, as if it were a model. The vocabulary and the hidden size are those of the whole
+        model.
+        """
         return rank_config(self.whole, self.sizes, self.group.rank)
 
     def share(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -129,7 +132,7 @@ class SummedExperts:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyMultiplier:
-    """The GEMM backend of a head of which each rank has some rows: see :meth:`RankSplit.head`."""
+    """The GEMM backend of an LM head whose rows the ranks split: see :meth:`RankSplit.head`."""
 
     partial: Multiplier
     group: RankGroup

@@ -1,8 +1,9 @@
-"""Splits tensors that hold all experts of a layer into those of each expert, whatever form a checkpoint has them in.
+"""Splits tensors that hold all experts of a layer into one tensor for each expert, in any form in which checkpoints
+store them.
 
-Three forms are known. transformers can save a Qwen3-MoE as stacks ``[experts, rows, columns]``. A gpt-oss is saved
-transposed, with columns of gate and up in turn, or published in MXFP4: rows of gate and up in turn, in ``*_blocks`` and
-``*_scales``, which may be in different files.
+Three forms are known. transformers can save a Qwen3-MoE as stacks ``[experts, rows, columns]``. transformers saves a
+gpt-oss transposed, with alternating columns of gate and up. OpenAI published it in MXFP4, with alternating rows of gate
+and up, in ``*_blocks`` and ``*_scales``, which may be in different files.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ NamedReads = Iterator[tuple[str, Callable[[], Tensor]]]
 
 
 def single_experts(tensors: NamedReads, config: ModelConfig, model_dir: Path, device: torch.device) -> NamedReads:
-    """Yields every other tensor unchanged. ``device``: where MXFP4 is dequantized, one expert at a time, to float32.
+    """Yields the tensors of single experts, and every other tensor unchanged. ``device``: where MXFP4 is dequantized to
+    float32, one expert at a time.
 
     Raises UsageError for a misshapen tensor, and for blocks without scales.
     """
@@ -70,7 +72,7 @@ def _stored_shape(stack: StackName, experts: ExpertConfig, hidden: int) -> tuple
 
 
 def _parts(stack: StackName, experts: ExpertConfig, of_expert: Callable[[int], Tensor]) -> NamedReads:
-    """Yields the tensors of each expert. ``of_expert``: reads what the stack has of one."""
+    """Yields the tensors of each expert. ``of_expert``: reads one expert's part of the stack."""
     is_transposed = experts.is_interleaved and stack.content == "weight"
     for expert in range(experts.count):
         value = of_expert(expert)

@@ -82,8 +82,8 @@ def _stored(
             if name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_head):
                 continue
             raise UsageError(
-                f"{model_dir} holds the tensor {stored_as}, which {config.architecture} as {described} describes it "
-                f"has no place for; expected {_alternative(name)}"
+                f"{model_dir} holds the tensor {stored_as}, but by {described} a {config.architecture} has no such "
+                f"tensor; expected {_alternative(name)}"
             )
         value, wanted = read(), expected[name]
         if value.shape != wanted.shape and not (value.numel() == 1 and wanted.shape == ()):
@@ -110,14 +110,14 @@ def _stored(
 
 
 def _alternative(name: str) -> str:
-    """What to change if a checkpoint has a tensor that the model lacks."""
+    """Advice for a checkpoint with a tensor that the model lacks."""
     if said := _saying(name):
         return f"another {said} in its config.json, as the model was trained with"
     return "a checkpoint of that architecture, unquantized or as ModelOpt exports it"
 
 
 def _cure(missing: set[str], seen: set[str], described: str) -> str:
-    """What to do about missing tensors.
+    """Advice for missing tensors.
 
     An incomplete download lacks all tensors of some layers; a wrong config lacks one kind of tensor in all layers.
     """
@@ -135,7 +135,9 @@ def _kind(name: str) -> str:
 
 
 def _saying(name: str) -> str:
-    """Fields of config.json that decide whether a model has such a tensor; "" if no single field does."""
+    """Text that names the fields of config.json that decide whether a model has such a tensor; "" if no single field
+    does.
+    """
     if name.endswith(".bias"):
         return "attention_bias or architectures"
     return "architectures" if name.endswith(("q_norm.weight", "k_norm.weight")) else ""

@@ -83,9 +83,9 @@ def order_pairs_kernel(
 ):  # fmt: skip
     """Sorts pairs by expert, one expert for each program; the pairs of an expert keep their order.
 
-    ``experts`` [num_pairs]; pairs of EXPERTS are left out, as another rank holds their experts. ``pairs``
-    [tiles, BLOCK_ROWS]: the pairs of each tile, ``num_pairs`` for padding.
-    ``tile_experts`` [tiles]: their experts. ``num_tiles`` [1]: the tiles in use.
+    ``experts`` [num_pairs]; pairs with expert EXPERTS are left out, because another rank holds their expert. ``pairs``
+    [tiles, BLOCK_ROWS]: the pairs of each tile, ``num_pairs`` for padding. ``tile_experts`` [tiles]: their experts.
+    ``num_tiles`` [1]: the tiles in use.
     """
     follow(OVERLAPS)
     own = tl.program_id(0)

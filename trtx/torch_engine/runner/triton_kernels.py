@@ -24,7 +24,7 @@ _MANY_ROWS = 512
 
 
 class TritonKernels:
-    """See :class:`trtx.torch_engine.runner.kernels.Kernels`. Tensors must be contiguous."""
+    """The :class:`trtx.torch_engine.runner.kernels.Kernels` of a GPU. Tensors must be contiguous."""
 
     def __init__(
         self,

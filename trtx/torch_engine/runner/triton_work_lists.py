@@ -53,7 +53,7 @@ def plan_kernel(
     rows = tl.where((length > above) & (length <= up_to), rows, 0)
     length = tl.where(rows > 0, length, 0)
     tiles = tl.cdiv(rows, TILE_ROWS)
-    whole = tiles  # tiles with all tokens before them; the others have one window less one
+    whole = tiles  # tiles that read all tokens before them; all others read window - 1
     if window is not None:
         whole = tl.minimum(tl.maximum(tl.cdiv(window - 1 - context, TILE_ROWS), 0), tiles)
     tokens = whole.to(tl.int64) * context + TILE_ROWS * (whole * (whole - 1) // 2) + rows  # summed over all tiles

@@ -89,11 +89,11 @@ def load_weights(
     """Loads every parameter to ``device``: FP8 weights unchanged with ``scaled_products``, all others in ``dtype``.
 
     ``multiplier``: GEMM backend of the weights in ``dtype``. ``experts``: None loops over experts with ``multiplier``.
-    ``split``: ``config`` is one rank's share of the model; only that share stays on the device.
-    Quantized weights are dequantized one by one, so that at most one is in memory twice; each expert's weight is copied
-    to its place when it is read. ``copied_to``: the weights on ``device`` are only copied to this other device, and no
-    backend there computes with them. ``load``: counts the tokens of experts.
-    Raises UsageError for a missing, misshapen or unreadable tensor.
+    ``split``: ``config`` is one rank's share of the model; only that share stays on the device. Quantized weights are
+    dequantized one by one, so that at most one is in memory twice; each expert's weight is copied to its place when it
+    is read. ``copied_to``: the device that will get a copy of the weights. No backend computes with the weights on
+    ``device`` then. ``load``: counts the tokens of experts. Raises UsageError for a missing, misshapen or unreadable
+    tensor.
     """
     whole = split.whole if split is not None else config
     found = tensors_of(model_dir, whole, checkpoint_tensors(whole), device=device, dtype=dtype, drawn_on=copied_to)

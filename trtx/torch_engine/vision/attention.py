@@ -43,9 +43,10 @@ class _Groups:
         self._kept: list[tuple[Tensor, list[_Group]]] = []
 
     def of(self, borders: Tensor) -> list[_Group]:
-        """Returns the groups of ``borders`` [sequences + 1]: starts, then the last end.
+        """Returns the groups of the sequences between ``borders`` [sequences + 1], which are their starts and the last
+        end.
 
-        Waits for the device once for each.
+        Waits for the device once for each new tensor of borders.
         """
         for known, groups in self._kept:
             if known is borders:

@@ -105,8 +105,8 @@ def _fill(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
             if name.endswith("position_ids"):  # a buffer that old releases stored and new ones compute
                 continue
             raise UsageError(
-                f"{model_dir} holds the tensor {stored_as}, which the vision tower of {config.architecture} as its "
-                "config.json describes it has no place for; expected the config.json of these weights"
+                f"{model_dir} holds the tensor {stored_as}, but by its config.json the vision tower of "
+                f"{config.architecture} has no such tensor; expected the config.json of these weights"
             )
         value, own = read(), wanted[name]
         if value.shape != own.shape or value.dtype not in _FLOATS:
@@ -137,7 +137,7 @@ def _own_name(stored_as: str) -> str:
 
 
 def _stored(model_dir: Path, architecture: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Yields the tower's tensors. Of files without any, only the headers are read."""
+    """Yields the tower's tensors. Reads only the header of a file that has none of them."""
     by_file: dict[Path, list[str]] = {}
     for name, stored in (stored_tensors(model_dir) or {}).items():
         if decoder_name(architecture, name) is None:

@@ -185,7 +185,7 @@ def _checked_grid(
         raise MediaError(
             422,
             f"{label} holds {rows} rows and a grid_thw of {time} x {height} x {width}; expected 1 x height x width in "
-            f"patches, of which {merge} x {merge} are a row",
+            f"patches, where {merge} x {merge} patches make one row",
         )
     return 1, height // merge, width // merge
 
@@ -216,8 +216,8 @@ class StartedEmbedder:
     async def embed(self, blob: Blob, key: bytes, most_rows: int) -> TowerOutput:
         """Encodes the image, and retries once with a new encoder if the encoder died.
 
-        Retries run one at a time, so an image that crashes encoders takes other requests' images down once and not
-        again. Raises NoEncoder if the second encoder died too.
+        Retries run one at a time, so that an image that crashes encoders makes the images of other requests fail only
+        once. Raises NoEncoder if the second encoder died too.
         """
         begun = await self._for_a_picture()
         try:

@@ -84,7 +84,7 @@ def _sent(item: Any, kind: Kind) -> Sent:
 
 
 def _names_an_embedding(url: str) -> bool:
-    """Whether the URL's path, or the media type of a ``data:`` URL, ends like an embedding's.
+    """Whether the URL names an embedding file, by the end of its path or by the media type of a ``data:`` URL.
 
     The content is not read.
     """

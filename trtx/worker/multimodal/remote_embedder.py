@@ -128,7 +128,9 @@ class RemoteEmbedder:
                 return None
 
     def _worth_asking(self, asked: Collection[int]) -> Sequence[int]:
-        """Ids of the workers to choose from next: the trusted ones, else, without a fallback, the distrusted ones."""
+        """Ids of the workers to choose from next: the trusted ones. If there are none and no fallback, the distrusted
+        ones.
+        """
         ids = self._workers.ids()
         now = self._clock()
         self._distrusted = {one: until for one, until in self._distrusted.items() if until > now and one in ids}

@@ -183,7 +183,7 @@ class MultimodalSetup:
         return min(largest, self._options.embedding_cache_bytes // max(1, self._options.media.max_images))
 
     async def close(self) -> None:
-        """Ends everything that was started here; the engine is not shut down. Idempotent."""
+        """Ends everything that this object started, but not the engine. Idempotent."""
         self.media_loader = self.encoder = None
         await self._exit.aclose()
 

@@ -122,7 +122,7 @@ def _media(sees: RequestField) -> RequestField:
 _ENDS = _honoured("the engine, through SamplingParams, with the other tokens that end a request")
 _STOPS = _honoured("the engine, and the worker where it looks for stop strings")
 _GRAMMAR = _honoured("the engine, through GuidedDecodingParams")
-_ROUTER = _without_effect("the router has used it: it decides where and when a request runs, not the answer")
+_ROUTER = _without_effect("used by the router already: it decides where and when a request runs, not the answer")
 _FRONTEND = _honoured("the frontend, when it makes the answer")
 # By section; "" is the request itself. A mapping whose path is a section is searched recursively.
 FIELDS: Mapping[str, Mapping[str, RequestField]] = {
@@ -151,14 +151,14 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
         ),
         "router": _ROUTER,
         "router_config_override": _ROUTER,
-        "kv_hint": _without_effect("which cached blocks may go: answers do not depend on the cache"),
+        "kv_hint": _without_effect("a hint which cached blocks to evict; answers do not depend on the cache"),
         "bootstrap_info": _refused(
-            "bootstrap_info is given ({value}), expected KV to come by prefill_result: no worker here announces a "
+            "bootstrap_info is given ({value}), expected prefill_result in its place: no worker here announces a "
             "bootstrap address; start all workers of this topology with trtx"
         ),
-        "migration_link": _without_effect("for traces: the answer's lengths are what is left of them"),
+        "migration_link": _without_effect("for traces; the lengths in stop_conditions are those that remain"),
         "request_timestamp_ms": _without_effect("for traces"),
-        "require_reasoning": _without_effect("the worker finds out by the prompt whether the model thinks first"),
+        "require_reasoning": _without_effect("the worker sees in the prompt whether the model thinks first"),
         "_HEALTH_CHECK": _honoured("the worker: a canary runs first, on one worker, and is not counted"),
     },
     "stop_conditions": {
@@ -172,7 +172,7 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
             "stop_token_ids_visible is {value}, expected none: an answer ends before its stop token; use stop_token_ids"
         ),
         "max_thinking_tokens": _refused(
-            "max_thinking_tokens is {value}, expected none: no worker counts thinking by itself; use max_tokens"
+            "max_thinking_tokens is {value}, expected none: no worker limits thinking separately; use max_tokens"
         ),
     },
     "sampling_options": {
@@ -253,13 +253,13 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
         "prompt_tokens_details": _honoured("the worker, in the usage that clients see"),
     },
     "extra_args": {
-        "messages": _without_effect("what token_ids were made of"),
-        "formatted_prompt": _without_effect("what token_ids were made of"),
-        "mm_hashes": _media(_without_effect("of the images' addresses; an image is known by its bytes")),
+        "messages": _without_effect("the source of token_ids"),
+        "formatted_prompt": _without_effect("the source of token_ids"),
+        "mm_hashes": _media(_without_effect("hashes of the images' URLs; workers identify an image by its bytes")),
         "reasoning_parser_kwargs": _without_effect("variables of the chat template, which has rendered the prompt"),
     },
     "extra_args.nvext": {
-        "cache_salt": _without_effect("routing has it too"),
+        "cache_salt": _without_effect("routing contains it as well"),
         "extra_fields": _FRONTEND,
         "token_in": _without_effect("the prompt came as token ids"),
     },

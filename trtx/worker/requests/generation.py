@@ -224,7 +224,9 @@ def _guided(request: WorkerRequest, loaded: LoadedEngine) -> dict[str, Any]:
 
 
 def _processed(request: WorkerRequest, loaded: LoadedEngine) -> dict[str, Any]:
-    """The logits processors as keyword argument of SamplingParams: no request can name any, see ``forced_text``."""
+    """The logits processors as keyword argument of SamplingParams. Only ``forced_text`` can set one, because no request
+    can name any.
+    """
     if loaded.forced_text is None:
         return {}
     return {"logits_processor": [loaded.forced_text.after(len(request.token_ids))]}

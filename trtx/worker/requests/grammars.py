@@ -45,7 +45,7 @@ class RequestGrammar:
 
 
 async def check_long_grammar(grammar: RequestGrammar | None, api: EngineApi) -> None:
-    """Checks a long grammar in a thread; the engine's API then knows it as checked. Raises InvalidRequest."""
+    """Checks a long grammar in a thread, so that the engine's API need not check it again. Raises InvalidRequest."""
     if grammar is None or api.GuidedDecodingParams is None:
         return
     if max(len(text) for text in grammar.params.values()) < _LONG_TEXT:

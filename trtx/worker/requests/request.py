@@ -282,7 +282,8 @@ def _priority(hint: Any) -> float | None:
 
 
 def _retention(hint: Any) -> int | None:
-    """The same hint as the retention priority of the request's KV: a hint of 0 is the default of a request without one.
+    """The client's priority hint, converted to the retention priority of the request's KV. A hint of 0 gives the
+    default.
 
     TensorRT-LLM's range is from 0 to 100.
     """

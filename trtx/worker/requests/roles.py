@@ -100,7 +100,7 @@ def _one_token(request: WorkerRequest) -> WorkerRequest:
     """``request`` limited to the first token.
 
     Decode handles stop strings, also in the first token, and all later tokens. The LLM API generates one token for
-    ``context_only``, whatever ``max_tokens`` is. A grammar's text may be complete after it: then the client's
+    ``context_only``, whatever ``max_tokens`` is. If a grammar's text is complete after the first token, the client's
     ``min_tokens`` decides whether the answer is long enough.
     """
     sampling = dict(request.sampling, max_tokens=1)

@@ -10,7 +10,7 @@ from trtx.engine.api import EngineTimes
 
 
 class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One ended request. A time is in seconds, an unknown value is absent; ``trtx.bench.stages`` reads it.
+    """One ended request. Times are in seconds, and an unknown value is absent. ``trtx.bench.stages`` reads it.
 
     ``submitted_s``, ``token_s``, ``first_chunk_s`` and ``last_chunk_s`` count from ``arrived_ns``. The times of the
     engine are those of :class:`trtx.engine.api.EngineTimes`, but the queue begins when the worker submits the request:

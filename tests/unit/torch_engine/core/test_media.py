@@ -192,11 +192,11 @@ KEY = key_of("cat")
         ([MediaSpan(9, 5, KEY)], "tokens 9 to 14 of 13"),
         (
             [MediaSpan(3, 6, KEY), MediaSpan(8, 2, KEY)],
-            "media 1 is said to be tokens 8 to 10 of 13; expected at least one",
+            "media 1 covers tokens 8 to 10 of 13; expected at least one",
         ),
         ([MediaSpan(3, 6, KEY, (1, 2, 2))], "a grid of 1 x 2 x 2 and 6 tokens"),
         ([MediaSpan(3, 6, KEY, (1, -2, -3))], "a grid of 1 x -2 x -3"),
-        ([MediaSpan(3, 6, KEY, first=1)], "media 0 is said to be rows 1 to 7 of 6; expected a part"),
+        ([MediaSpan(3, 6, KEY, first=1)], "media 0 uses rows 1 to 7 of 6; expected a part"),
         ([MediaSpan(3, 6, KEY, first=3, rows=8)], "rows 3 to 9 of 8"),
         ([MediaSpan(3, 6, KEY, first=-1, rows=8)], "rows -1 to 5 of 8"),
         ([MediaSpan(3, 6, KEY, time_step=0.0)], "a time_step of 0.0; expected one above 0"),
@@ -212,7 +212,8 @@ def test_spans_that_cannot_be_are_refused_with_numbers(media: list[MediaSpan], s
 
 
 @pytest.mark.parametrize(
-    ("ids", "says"), [([1] * 12, "are 12; expected 13"), ([-1] * 13, "an invalid id"), ([2**32] * 13, "an invalid id")]
+    ("ids", "says"),
+    [([1] * 12, "has 12 ids; expected 13"), ([-1] * 13, "an invalid id"), ([2**32] * 13, "an invalid id")],
 )
 def test_routing_ids_that_are_none_are_refused(ids: list[int], says: str) -> None:
     h = Harness()

@@ -106,7 +106,7 @@ def test_what_was_read_is_seen_without_being_asked_for(scratch: Path) -> None:
 def test_bytes_are_bounded_and_what_was_refused_is_removed(scratch: Path) -> None:
     exports = EmbeddingExports(max_bytes=10 * ROW_BYTES, clock=(clock := Clock()))
     handle = exports.offer(KEY, rows(6), None)
-    with pytest.raises(NoRoom, match="expected room for 160 more of 320"):
+    with pytest.raises(NoRoom, match="192 of at most 320 bytes, and 160 more do not fit"):
         exports.offer(KEY, rows(5), None)
     assert len(list(scratch.iterdir())) == 1
     read(handle, clock)

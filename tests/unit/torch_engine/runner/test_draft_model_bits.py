@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from drafting_runners import KINDS, DraftingRunners
@@ -31,8 +33,18 @@ PREFILL_BLOCKS, DECODE_BLOCKS = 60, 11
 
 
 @pytest.fixture(scope="module")
-def runners(tmp_path_factory: pytest.TempPathFactory) -> DraftingRunners:
-    return DraftingRunners(tmp_path_factory.mktemp("models"))
+def runners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DraftingRunners]:
+    runners = DraftingRunners(tmp_path_factory.mktemp("models"))
+    yield runners
+    runners.close()
+
+
+@pytest.fixture
+def ranked(tmp_path: Path) -> Iterator[DraftingRunners]:
+    """A process has at most one group of ranks at a time."""
+    runners = DraftingRunners(tmp_path, ranks=2)
+    yield runners
+    runners.close()
 
 
 def assert_same_bits(found: dict[int, Answer], expected: dict[int, Answer], wishes: list[Wish]) -> None:
@@ -91,6 +103,12 @@ def play_over_a_handoff(runners: DraftingRunners, kinds: tuple[str, str], seed: 
 def test_all_bits_are_the_same_with_a_draft_model_and_without(runners: DraftingRunners, kind: str) -> None:
     assert play(runners, kind, 3)[1]
     assert play_guided(runners, kind, 0)[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_of_two_ranks_drafts_for_both(ranked: DraftingRunners, kind: str) -> None:
+    assert play(ranked, kind, 4)[1]
+    assert play_guided(ranked, kind, 1)[1]
 
 
 @pytest.mark.parametrize(

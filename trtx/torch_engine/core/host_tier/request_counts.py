@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class AskedNames:
-    """Counts requests by content name. With more than ``most`` names, it halves all counts and drops those of 0."""
+    """Counts requests by content name. Above ``most`` names, it halves all counts and drops the names that reach 0."""
 
     def __init__(self, most: int) -> None:
         self._most = most

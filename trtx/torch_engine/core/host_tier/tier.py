@@ -1,15 +1,16 @@
 """Decides which blocks are copied to host memory and which are copied back, and tracks the copies under way.
 
 A block's content is stored *before* the block is evicted. The aim is that an admission finds all of its blocks free or
-copied to host memory: a quarter of the device's blocks, or as many as the largest recent prompt took if that is more.
-Until then, the blocks next in eviction order are copied on a separate stream. Cached blocks do not change, so no step
-has to wait for these copies. If a block is evicted without a copy, it is copied at that moment. The next step waits, on
-the device, for copies of evicted blocks that are still under way.
+already copied. So the tier keeps a reserve of such blocks: a quarter of the device's blocks, or as many as the largest
+recent prompt took if that is more. While the reserve is smaller, the blocks that are next in eviction order are copied
+on a separate stream. Cached blocks do not change, so no step has to wait for these copies. If a block is evicted
+without a copy, it is copied at that moment. The next step waits, on the device, for copies of evicted blocks that are
+still under way.
 
 The copy in host memory remains after a load, so that the next eviction of the same content costs nothing. When the tier
 is full, a new content replaces the next one in eviction order only if prompts needed it at least as often. Therefore
-prompts that never return displace few that do. If the new content is rejected, the other one's count falls by one and
-it moves back in the order, so that old counts lose their weight.
+prompts that never return displace few that do. If the new content is rejected, the old content's count falls by one and
+it moves to the end of the order, so that old counts lose their weight.
 
 Both tiers find contents by their 256-bit names alone, and a name includes the sequence's ``cache_salt``.
 """
@@ -63,7 +64,7 @@ class TierCounters:
     hits: int = 0  # of prompts, found in host memory only
     missed: int = 0  # of prompts, in neither tier
     evicted: int = 0  # from host memory
-    dropped: int = 0  # evicted from the device without a copy: asked for too rarely, or too many at once
+    dropped: int = 0  # evicted from the device without a copy: needed too rarely, or too many stores under way
     abandoned_loads: int = 0  # given up after LOAD_TIMEOUT_S, or the content was withdrawn
     stored_seconds: float = 0.0
     loaded_seconds: float = 0.0
@@ -84,7 +85,7 @@ class _Store:
 
 @dataclass(slots=True)
 class _Leaving:
-    """The tier below the host pool: there is none."""
+    """Ends the chain of tiers: nothing is below the host pool, so evicted contents are lost."""
 
     left: Callable[[list[bytes]], None]
 
@@ -156,7 +157,7 @@ class HostTier:
     def forget(self, names: Iterable[bytes]) -> None:
         for name in names:
             if self._storing.pop(name, None) is not None:
-                self._must_hold = True  # its block is free now, and a store still reads it
+                self._must_hold = True  # its block is free now, but a store still reads it
             elif (host_id := self.pool.find(name)) is not None:
                 self.pool.forget([host_id])
             else:
@@ -169,7 +170,7 @@ class HostTier:
         self.forget([*self._storing, *self.pool.names])
 
     def _left(self, names: list[bytes]) -> None:
-        """The host pool has evicted contents."""
+        """Handles contents that the host pool has evicted."""
         self.counters.evicted += len(names)
         for name in names:
             self._device.set_copied(name, is_copied=False)
@@ -213,7 +214,7 @@ class HostTier:
         return False
 
     def admitted(self, num_blocks: int) -> None:
-        """Notes how many of the device's blocks an admission took."""
+        """Notes how many blocks of the device one admission took."""
         self._largest = max(float(num_blocks), KEPT_OF_LARGEST * self._largest)
 
     def _store_ahead(self, prompt_blocks: int) -> None:
@@ -227,7 +228,7 @@ class HostTier:
                 break
             block_id, name = found
             self._store(block_id, name, most_storing)
-            device.set_copied(name, is_copied=True)  # also if it is not worth a copy: then it is ready to be evicted
+            device.set_copied(name, is_copied=True)  # also if it is rejected: its block may then be evicted
 
     # --- loads ---
 
@@ -307,7 +308,7 @@ class HostTier:
         self.pool.release(store.host_ids[::-1])
 
     def _ends(self, load: HostLoad) -> bool:
-        """Whether the load's sequence has just stopped waiting; True once for each load."""
+        """Whether the load's sequence stops waiting now. True exactly once for each load."""
         if load.copy is not None and load.copy.is_done():
             was_abandoned = load.is_abandoned
             self._loads.remove(load)
@@ -343,7 +344,7 @@ class HostTier:
 
     @property
     def num_used(self) -> int:
-        """Host blocks that have a content, or get one."""
+        """Number of host blocks that have a content or are receiving one."""
         return self.pool.num_blocks - self.pool.num_free
 
     @property

@@ -15,7 +15,9 @@ _NGRAM_SIZE, _SUFFIX_SIZE = 2, -1  # TensorRT-LLM's defaults of max_matching_ngr
 
 
 def create_speculation(config: SpeculativeConfig, runner: ModelRunner, *, max_num_tokens: int) -> Speculation:
-    """``runner``: the target model's, with the draft model that ``config`` names. ``max_num_tokens``: of a step."""
+    """Creates what ``config`` describes. ``runner``: runs the target model and the draft model, if ``config`` names
+    one. ``max_num_tokens``: the largest number of tokens of a step.
+    """
     lengths = DraftLengths(
         config.max_draft_len, max_concurrency=config.max_concurrency, schedule=config.draft_len_schedule
     )

@@ -10,9 +10,9 @@ from trtx.torch_engine.core.speculation.drafters import Draft
 
 @dataclass(slots=True, eq=False)
 class Drafted:
-    """``tokens``: the drafted tokens that the step verifies, the first ones of ``draft``.
+    """A draft in a step. ``tokens``: the first tokens of ``draft``, which the step verifies.
 
-    ``matchers``: for a guided sequence, its place in the grammar after each of them.
+    ``matchers``: for a guided sequence, the state of its grammar after each of these tokens.
     """
 
     draft: Draft
@@ -24,7 +24,7 @@ class Drafted:
         del self.tokens[count:], self.matchers[count:]
 
     def follow(self, matcher: TokenMatcher) -> None:
-        """Keeps the tokens that the grammar allows one after the other, and that do not complete its text."""
+        """Keeps the leading tokens that the grammar allows and that do not complete its text."""
         place = matcher
         for token in self.tokens:
             place = place.fork()

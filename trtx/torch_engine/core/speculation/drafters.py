@@ -36,7 +36,7 @@ class Drafter(Protocol):
         """Returns the state of a new sequence."""
 
     def draft(self, state: DraftState, most: int) -> Draft:
-        """Guesses at most ``most`` tokens that follow ``state.tokens``, to which the caller has added known tokens."""
+        """Guesses at most ``most`` tokens after ``state.tokens``. The caller has added all known tokens to them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,9 @@ class Indexed:
 
 
 class PatternPool:
-    """Finds where the tokens after a pattern begin. Bounded: the patterns of the older generation are dropped."""
+    """Finds where the tokens after a pattern begin. Its memory is bounded: a full pool drops the older half of its
+    patterns.
+    """
 
     def __init__(self, *, keeps_newest: bool) -> None:
         self._keeps_newest = keeps_newest
@@ -83,7 +85,7 @@ class NGramDrafter:
     def __init__(
         self, *, max_matching_ngram_size: int, is_keep_all: bool, is_use_oldest: bool, is_public_pool: bool
     ) -> None:
-        """Without ``is_keep_all``, the pool keeps the first continuation of a pattern, as TensorRT-LLM does."""
+        """Without ``is_keep_all``, the pool keeps only the first continuation of each pattern, as TensorRT-LLM does."""
         self._size = max_matching_ngram_size
         self._keeps_newest = is_keep_all and not is_use_oldest
         self._public = self._new_pool() if is_public_pool else None

@@ -15,8 +15,8 @@ _KEPT_TIMES, _ENOUGH_TIMES = 9, 3
 _BOUND_BY_READING = 256  # tokens: a pass of fewer takes about as long as reading the weights, on an H100
 _REFRESH = 256  # steps with drafts after which one goes without, to measure it anew
 _FIRST_TRY, _LAST_TRY = 8, 512  # steps without drafts after which one is tried in spite of the estimate
-_TRIED_SHARE = 8  # a try drafts about one token for so many sequences
-_SPENT_ON_TRIES = 0.01  # share of the time that tries may take: the more a try cost, the later comes the next
+_TRIED_SHARE = 8  # a try drafts about one token for this many sequences
+_SPENT_ON_TRIES = 0.01  # share of the time that tries may take: the more a try costs, the later the next one
 _PRIOR_RATE, _PRIOR_WEIGHT = 0.6, 8.0
 _KEPT = 0.98  # decay of the counts of a strength with each draft
 _STRONGEST = 8
@@ -30,7 +30,7 @@ class AcceptanceRate:
     accepted: float = _PRIOR_RATE * _PRIOR_WEIGHT
 
     def add(self, drafted: int, accepted: int) -> None:
-        """After a rejected token, later ones are not counted: nothing is known of them."""
+        """Counts one draft. Tokens after a rejected one are not counted, because nothing is known about them."""
         self.tried = self.tried * _KEPT + min(drafted, accepted + 1)
         self.accepted = self.accepted * _KEPT + accepted
 
@@ -49,7 +49,7 @@ class StepTimes:
         self._times.setdefault(_bucket(batch, drafted), deque(maxlen=_KEPT_TIMES)).append(seconds)
 
     def expected(self, batch: int, drafted: int) -> float | None:
-        """The median of the last such steps; None if too few were measured."""
+        """The median duration of the last steps of this size; None if too few were measured."""
         times = self._times.get(_bucket(batch, drafted), ())
         return median(times) if len(times) >= _ENOUGH_TIMES else None
 
@@ -61,8 +61,8 @@ def _bucket(batch: int, drafted: int) -> tuple[int, int]:
 class DraftLengths:
     """Chooses draft lengths from measured acceptance and measured durations of steps.
 
-    A step's throughput is estimated as expected tokens per second. Where no draft is expected to pay, few tokens are
-    tried now and then, and ever more seldom until drafts pay again, so that the estimates follow the requests.
+    A step's throughput is estimated as expected tokens per second. Where no draft is expected to pay, a few tokens are
+    still tried now and then, so that the estimates follow the requests. The tries become rarer until drafts pay again.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DraftLengths:
         """``most``: max_draft_len.
 
         ``schedule``: draft_len_schedule, which decides alone. Its keys are batch sizes: a batch gets the length of the
-        first key that is not smaller, and none beyond the last key.
+        smallest key that is at least its size, and no draft beyond the largest key.
         """
         self._most = most
         self._max_concurrency = max_concurrency
@@ -144,7 +144,7 @@ class DraftLengths:
         self._rate(draft).add(drafted, accepted)
 
     def stepped(self, batch: int, drafted: int, seconds: float) -> None:
-        """Learns how long a step took that had decoding sequences only, and ``drafted`` tokens in all."""
+        """Learns the duration of a step that had only decoding sequences, with ``drafted`` drafted tokens in all."""
         self._times.add(batch, drafted, seconds)
         self._since_plain = self._since_plain + 1 if drafted else 0
         if drafted:
@@ -153,13 +153,13 @@ class DraftLengths:
             self._since_draft += 1
 
     def wasted(self, drafts: Sequence[Draft]) -> None:
-        """Learns that ``drafts`` had no token that a step could verify, such as one that a grammar allows."""
+        """Learns that a step could verify no token of ``drafts``, for example because the grammars allow none."""
         for draft in drafts:
             self._rate(draft).add(1, 0)
         self._drafted(0.0)
 
     def _steps_lost(self, batch: int, seconds: float) -> float:
-        """Estimates what a step with drafts of ``seconds`` cost beyond a step without, in such steps.
+        """Estimates the extra cost of a step with drafts that took ``seconds``. Unit: steps without drafts.
 
         The factor 2: neither this step nor the next one overlaps with the step before it.
         """
@@ -178,12 +178,12 @@ class DraftLengths:
 
 
 def _slowdown(batch: int, drafted: int) -> float:
-    """Estimates how many times as long a step of unknown duration takes as one without drafts."""
+    """Estimates the ratio of a step's unknown duration to that of a step without drafts."""
     return max(1.0, (batch + drafted) / max(batch, _BOUND_BY_READING))
 
 
 def _few(whole: Sequence[int], most: int) -> list[int]:
-    """Returns lengths for the first drafts only: whole ones, until there are ``most`` tokens."""
+    """Returns draft lengths: the whole length for the first drafts, until they have ``most`` tokens in all, then 0."""
     lengths = [0] * len(whole)
     for index, length in enumerate(whole):
         if sum(lengths) < most:

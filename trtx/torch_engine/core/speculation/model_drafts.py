@@ -1,4 +1,5 @@
-"""Drafts that a model computes: which of its KV is still valid, and what the next pass has to compute.
+"""Drafts that a model computes: which part of the draft model's KV is still valid, and what its next pass has to
+compute.
 
 The draft model's KV cache has the block ids of the engine's pool: the KV of a position lies in the block of the first
 KV cache group that holds the position there. So draft KV needs no allocation of its own, and a prefix hit finds it too.
@@ -22,9 +23,9 @@ _UNKNOWN = -1  # placeholder of a token that is not drafted yet
 class ModelProgress:
     """What the draft model's KV holds of one sequence.
 
-    ``num_computed``: leading positions with KV of known tokens. ``drafted``: tokens whose KV follows, right as far as
-    they were accepted. ``held`` identifies the admission that the blocks belong to. ``strength``: accepted tokens of
-    the last draft, plus 1.
+    ``num_computed``: leading positions with KV of known tokens. ``drafted``: the drafted tokens whose KV follows; it is
+    valid for those that were accepted. ``held`` identifies the admission that the blocks belong to. ``strength``:
+    accepted tokens of the last draft, plus 1.
     """
 
     num_computed: int = 0
@@ -34,7 +35,7 @@ class ModelProgress:
 
 
 class ModelDrafts:
-    """Drafts of a :class:`DraftModel`. A draft costs time on the device, so its length is chosen before."""
+    """Drafts of a :class:`DraftModel`. A draft costs device time, so its length is chosen before it is computed."""
 
     def __init__(self, model: DraftModel, *, tokens_per_block: int, max_num_tokens: int) -> None:
         """``max_num_tokens``: the most tokens of one draft pass; prompts beyond it are computed over several steps."""

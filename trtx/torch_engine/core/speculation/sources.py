@@ -10,18 +10,18 @@ from trtx.torch_engine.core.speculation.drafters import NO_DRAFT, Draft, Drafter
 
 
 class DraftSource(Protocol):
-    """Drafts for the decoding sequences of one step, in two parts: a cheap outlook, and the tokens."""
+    """Drafts for the decoding sequences of one step, in two calls: a cheap outlook, and then the tokens."""
 
     def outlook(self, sequences: SequenceOf[Sequence], most: SequenceOf[int]) -> list[Draft]:
         """Returns what can be drafted for each sequence, at most ``most[i]`` tokens, without work on the device.
 
-        The lengths and strengths hold; the tokens may be placeholders.
+        The lengths and strengths are final; the tokens may be placeholders.
         """
 
     def draft(self, chosen: SequenceOf[tuple[Sequence, Draft, int]]) -> list[list[int]]:
         """Returns the tokens to verify for each (sequence, its outlook, number of tokens).
 
-        Each sequence has blocks for that many tokens after the known ones. A result may be shorter.
+        Each sequence has blocks for that number of tokens after its known tokens. A result may have fewer tokens.
         """
 
     def verified(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:

@@ -1,4 +1,4 @@
-"""Speculation in the step loop: drafts for the scheduler, and what came of them."""
+"""Speculation in the step loop: drafts for the scheduler, and statistics of their acceptance."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class Speculation:
     """
 
     def __init__(self, source: DraftSource, lengths: DraftLengths, *, is_asynchronous: bool) -> None:
-        """``is_asynchronous``: of the runner. If it is not, to wait for the step in flight costs nothing."""
+        """``is_asynchronous``: whether the runner computes while the host goes on. If not, waiting for the step in
+        flight costs nothing.
+        """
         self._source = source
         self._lengths = lengths
         self._is_asynchronous = is_asynchronous
@@ -60,10 +62,10 @@ class Speculation:
         return counts
 
     def wants_tokens(self, running: Iterable[Sequence]) -> bool:
-        """Whether to commit the step in flight before the next is scheduled, as drafts would probably pay.
+        """Whether to commit the step in flight before the next one is scheduled, because drafts would probably pay.
 
-        On a device that computes beside the host, this costs the overlap of one step. So it depends on drafts that
-        continue the tokens before the one in flight.
+        The token in flight is not known yet, so this decides by drafts that continue the tokens before it, without
+        their first token. On an asynchronous runner, committing early costs the overlap of one step.
         """
         decodes = [one for one in running if one.num_uncomputed == 1 and not one.is_complete]
         limit = self._lengths.limit(len(decodes))
@@ -82,9 +84,9 @@ class Speculation:
     def draft(
         self, decodes: SequenceOf[Sequence], most_tokens: int, room_for: Callable[[Sequence, int], int]
     ) -> list[tuple[Sequence, Drafted]]:
-        """Returns the sequences among ``decodes`` that get drafts, of ``most_tokens`` tokens in all.
+        """Returns the sequences among ``decodes`` that get drafts, with at most ``most_tokens`` drafted tokens in all.
 
-        ``room_for`` allocates blocks for the tokens of a draft, and returns for how many of them there is room.
+        ``room_for`` allocates blocks for a number of drafted tokens, and returns the number that fits.
         """
         limit = self._lengths.limit(len(decodes))
         if not limit or not self._lengths.may_pay(len(decodes)):
@@ -125,16 +127,17 @@ class Speculation:
 
 
 def _may_draft(sequence: Sequence) -> bool:
-    """Logits processors see one row of logits in each step, and no drafted tokens."""
+    """Whether drafts suit a sequence: not with logits processors, which see one row of logits in each step."""
     return not sequence.is_processed and sequence.most_tokens - sequence.num_tokens > 1
 
 
 def _most_tokens(sequence: Sequence) -> int:
     """The longest draft that a sequence can use now.
 
-    The token after the last drafted one must not exceed ``max_tokens``. Banned ids hold for all rows of a step, so none
-    may lie beyond ``min_tokens``. A grammar may complete its text before ``min_tokens``, which ends the sequence with
-    an error after the tokens before: such a sequence decodes token by token.
+    A step also samples the token after the last drafted one, and that must not exceed ``max_tokens``. A step bans the
+    same ids in all of its rows, and the end ids are banned only before ``min_tokens``, so a draft ends there. A guided
+    sequence decodes token by token until ``min_tokens``: if its grammar completes the text before that, the sequence
+    must end with an error after exactly the tokens before.
     """
     if not _may_draft(sequence) or sequence.num_steps:
         return 0
@@ -146,6 +149,6 @@ def _most_tokens(sequence: Sequence) -> int:
 
 
 def _first_end(tokens: list[int], sequence: Sequence) -> int:
-    """Index of the first token that would end the sequence: nothing after it is needed."""
+    """Index of the first token that would end the sequence. Tokens after it are not needed."""
     ends = (at for at, token in enumerate(tokens) if token in sequence.end_ids or token in sequence.stop_ids)
     return next(ends, len(tokens))

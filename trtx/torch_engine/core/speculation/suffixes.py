@@ -13,12 +13,12 @@ MOST_POOL_STATES = 1 << 18
 
 
 class SuffixAutomaton:
-    """Finds where suffixes of some sequences occurred before, in any of them.
+    """Finds earlier occurrences of a sequence's suffixes in all sequences that were added.
 
     Blumer et al., "The smallest automaton recognizing the subwords of a text" (1985); each token takes amortized
-    constant time. A state stands for the suffixes that end at the same positions: ``lengths`` is the longest one's
-    number of tokens, ``ends`` the first of these positions that a token follows, as (sequence, number of its tokens
-    before it), and ``links`` the state of the longest suffix that also ends elsewhere.
+    constant time. A state stands for all suffixes that end at the same positions. ``lengths``: number of tokens of the
+    state's longest suffix. ``ends``: the first of these positions that a token follows, as (sequence, number of its
+    tokens up to the position). ``links``: state of the longest shorter suffix, which ends at more positions.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,9 @@ class SuffixAutomaton:
         return new
 
     def _revive(self, state: int, end: tuple[SuffixState, int]) -> None:
-        """Gives ``end`` to a state, and to those of shorter suffixes, if no token followed their first position."""
+        """Sets the position of a state, and of the states of its shorter suffixes, to ``end`` if no token followed the
+        old one.
+        """
         while state > 0 and (first := self.ends[state]) is not None and len(first[0].tokens) <= first[1]:
             self.ends[state] = end
             state = self.links[state]
@@ -98,7 +100,7 @@ class SuffixState:
     def continued(self, longest: int, most: int) -> Draft:
         """Returns at most ``most`` tokens that followed the longest suffix of at most ``longest`` tokens before.
 
-        A place that has no tokens after it yet, as the end of this sequence, gives way to a shorter suffix.
+        If no token follows that suffix yet, as at the end of this sequence, a shorter suffix decides.
         """
         automaton = self.automaton
         state = self.last
@@ -115,13 +117,14 @@ class SuffixState:
 class SuffixDrafter:
     """TensorRT-LLM's SA: the tokens that followed the first place of the longest suffix that occurred before.
 
-    The global pool is of all sequences without a ``cache_salt``. A salted sequence looks in itself only, as every
-    sequence does without the pool.
+    The global pool holds all sequences without a ``cache_salt``. A sequence with a salt searches only its own tokens,
+    as every sequence does without the pool.
 
-    Compared with ``SADecodingConfig`` of TensorRT-LLM's llm_args.py (a main between 1.3.0rc20 and 1.3.0rc22). The
-    fields mean the same, and the answers can't differ. Upstream's pool evicts the oldest ended request when
-    ``global_pool_size`` are held, max(64, max_batch_size) by default, and matches at most 64 tokens; one automaton of
-    all sequences can't forget a single one, so this pool begins anew, and matches are of any length.
+    Differences to ``SADecodingConfig`` of TensorRT-LLM's llm_args.py (the main branch between 1.3.0rc20 and 1.3.0rc22):
+    the fields mean the same, and the answers are the same. Upstream's pool holds ``global_pool_size`` requests, max(64,
+    max_batch_size) by default, then evicts the oldest one that has ended, and it matches at most 64 tokens. Here one
+    automaton holds all sequences and can't forget a single one, so a full pool begins anew. Its matches have any
+    length.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ class TokenMasks:
     def limit(self, slots: Sequence[int], rows_per_slot: int = 1) -> None:
         """Limits ``slots[i]`` to the masks that begin at row ``i * rows_per_slot``, and no other slot.
 
-        With slots, no step in flight may use the masks. The copy runs beside the forward in flight, and the work that
-        the caller enqueues afterwards waits for it.
+        If ``slots`` is not empty, no step in flight may use the masks. The copy runs while the device computes the
+        forward in flight, and work that the caller enqueues afterwards waits for the copy.
         """
         if not slots:
             if self._is_set:

@@ -79,7 +79,7 @@ class SamplingSlots:
             self.set_problem(slot, error)
 
     def _uncount(self, sequence: ScheduledSequence) -> None:
-        """Removes the tokens that were sampled after a wrong guess from a slot's counts."""
+        """Removes the tokens that were sampled after a rejected draft token from a slot's counts."""
         edits = self.edits[sequence.slot]
         if edits is None or not sequence.sampling.has_penalties or sequence.slot in self.problems:
             return
@@ -143,7 +143,9 @@ def new_edits(vocab_size: int, device: torch.device) -> Tensor:
 
 
 def is_device_error(error: Exception) -> bool:
-    """Whether the device may be in an unknown state: not caused by a request, and the engine can't go on."""
+    """Whether an error may leave the device in an unknown state. No request causes such an error, and the engine can't
+    go on after it.
+    """
     return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
 
