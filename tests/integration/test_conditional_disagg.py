@@ -165,7 +165,7 @@ def test_a_stream_of_such_a_prompt_has_events_with_data_alone(
 def test_a_dead_prefill_worker_cuts_no_such_stream_and_its_pair_is_proved_again(
     serving: ServeCommand, turns: list[list[int]]
 ) -> None:
-    """The last one: prefill-0 is another process afterwards."""
+    """Late: prefill-0 is another process afterwards."""
     plan, prompt = serving.plan(), turns[1]
     until_local(plan.url, prompt)
     whole_again = "the topology is whole again: a request went through, and KV in its pair of workers"
@@ -183,3 +183,19 @@ def test_a_dead_prefill_worker_cuts_no_such_stream_and_its_pair_is_proved_again(
     fresh = ask(plan.url, new_tokens(100))
     assert (fresh.outcome, fresh.prefill) == ("read", "prefill-0")
     assert until_local(plan.url, prompt).text
+
+
+@pytest.mark.proof
+def test_requests_without_a_decode_worker_are_503s_until_it_has_started_again(serving: ServeCommand) -> None:
+    """The last one: decode-0 is another process afterwards."""
+    url, answers = serving.plan().url, []
+    os.kill(serving.pid_of("decode-0"), signal.SIGKILL)
+
+    def is_served_again() -> bool:
+        answers.append(post(url, "/v1/completions", body(new_tokens(8), max_tokens=2)))
+        return len({status for status, _ in answers}) > 1 and answers[-1][0] == 200
+
+    wait_until(is_served_again, 60, "served again")
+    assert 404 not in {status for status, _ in answers}
+    sentences = [document["message"] for status, document in answers if status == 503]
+    assert any("no worker of the model is ready now" in sentence for sentence in sentences)

@@ -143,9 +143,14 @@ class ClientConnection(asyncio.Protocol):
         if self._closes_after_body:
             self.transport.close()
 
+    @property
+    def generates(self) -> bool:
+        """Whether the request whose answer is due asks a model for text."""
+        return self._path in _GENERATING
+
     def why_unavailable(self) -> str | None:
         """Why no worker takes the request whose answer is due; None if unknown."""
-        return self._proxy.why_unavailable() if self._path in _GENERATING else None
+        return self._proxy.why_unavailable() if self.generates else None
 
     def next_request(self) -> None:
         """Handles the bytes that the client sent while its last answer was due, unless the connection ends."""
@@ -240,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
             self._inner.ask(request.method, request_head(request, len(body)) + body)
             return
         asked = request_head(request, len(of_calls.body)) + of_calls.body
-        self._inner.ask_for_calls(asked, is_streamed=of_calls.is_streamed)
+        self._inner.ask_for_calls(asked, is_streamed=of_calls.is_streamed, is_forced=of_calls.is_forced)
 
     def _end_late(self, seconds: float) -> None:
         """Ends the request whose answer is due, because it has passed its deadline."""

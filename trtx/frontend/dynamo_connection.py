@@ -12,6 +12,11 @@ from trtx.frontend.refusals import refusal, stream_end
 from trtx.frontend.tool_answers import ToolAnswer
 
 _UNAVAILABLE = b"HTTP/1.1 503 "
+_NOT_FOUND = b"HTTP/1.1 404 "
+_NOT_FOUND_STATUS = 404
+NO_WORKER = (
+    "no worker of the model is ready now; if one has died, it starts again and serves in some seconds, so try again"
+)
 
 
 class AnswerReader(Protocol):
@@ -19,13 +24,19 @@ class AnswerReader(Protocol):
 
     transport: asyncio.Transport
 
+    @property
+    def generates(self) -> bool: ...
+
     def why_unavailable(self) -> str | None: ...
 
     def next_request(self) -> None: ...
 
 
 class DynamoConnection(asyncio.Protocol):
-    """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains a 503.
+    """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains why no worker answers.
+
+    Without a worker of a model, Dynamo 1.6.1 has no route for its requests: a 404 without a body, which a client takes
+    for a wrong address and never repeats. The client gets a 503 instead.
 
     ``drops_bypass_events``: leaves the events of ``bypass_events`` out of the copies.
     """
@@ -39,15 +50,16 @@ class DynamoConnection(asyncio.Protocol):
         self._answer: ToolAnswer | None = None
         self._replaced: AnswerFraming | None = None  # an answer whose text trtx replaces
         self._sentence = ""
+        self._original = bytearray()  # its bytes: a 404 with a body is passed on
         self._has_sent = False  # the client has got a part of the answer
         self._is_left = False  # the request was ended early, and further bytes are dropped
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's
 
-    def ask_for_calls(self, request: bytes, *, is_streamed: bool) -> None:
-        """Sends a POST whose answer may have tool calls."""
-        self._answer, self._has_sent = ToolAnswer(is_streamed=is_streamed), False
+    def ask_for_calls(self, request: bytes, *, is_streamed: bool, is_forced: bool) -> None:
+        """Sends a POST whose answer may have tool calls, or must be one (``is_forced``)."""
+        self._answer, self._has_sent = ToolAnswer(is_streamed=is_streamed, is_forced=is_forced), False
         self.transport.write(request)
 
     def ask(self, method: bytes, request: bytes) -> None:
@@ -70,9 +82,8 @@ class DynamoConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_left:
             return
-        if not self._has_sent and self._replaced is None and data.startswith(_UNAVAILABLE):
-            self._sentence = self._client.why_unavailable() or ""
-            self._replaced = AnswerFraming(b"POST") if self._sentence else None
+        if not self._has_sent and self._replaced is None and data.startswith((_UNAVAILABLE, _NOT_FOUND)):
+            self._replaced = self._explained(data)
         if self._replaced is not None:
             self._replace(self._replaced, data)
             return
@@ -88,11 +99,24 @@ class DynamoConnection(asyncio.Protocol):
             self._framing = None
             self._client.next_request()
 
+    def _explained(self, data: bytes) -> AnswerFraming | None:
+        """The framing of an answer that begins with ``data``, if trtx may replace it with a sentence."""
+        sentence = self._client.why_unavailable()
+        if data.startswith(_UNAVAILABLE):
+            self._sentence = sentence or ""
+            return AnswerFraming(b"POST") if sentence else None
+        self._sentence = sentence or NO_WORKER
+        return AnswerFraming(b"POST", keeps=True) if self._client.generates else None
+
     def _replace(self, framing: AnswerFraming, data: bytes) -> None:
-        if framing.feed(data):
-            self._replaced = self._framing = self._answer = None
-            self._client.transport.write(refusal(503, self._sentence, closes=False))
-            self._client.next_request()
+        self._original += data
+        if not framing.feed(data):
+            return
+        sent, self._original = bytes(self._original), bytearray()
+        is_kept = framing.status == _NOT_FOUND_STATUS and framing.body
+        self._replaced = self._framing = self._answer = None
+        self._client.transport.write(sent if is_kept else refusal(503, self._sentence, closes=False))
+        self._client.next_request()
 
     def _read(self, answer: ToolAnswer, data: bytes) -> None:
         try:

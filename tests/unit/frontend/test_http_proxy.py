@@ -34,6 +34,14 @@ class Echo(Handler):
         if body == b"ASLEEP":
             self.answer(503, b"dynamos")
             return
+        if body in (b"ROUTELESS", b"UNKNOWN"):
+            message = b'{"message": "Model not found"}' if body == b"UNKNOWN" else b""
+            self.send_response(404)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for piece in (message, b"") if message else (b"",):
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            return
         if self.path == "/stream":
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
@@ -241,3 +249,14 @@ def test_a_503_says_how_to_wake_a_model_that_sleeps_and_the_connection_goes_on(
         assert run_dir.name in document["message"] and str(run_dir) not in document["message"]
     else:
         assert asleep[1] == b"dynamos"
+
+
+def test_a_404_without_a_body_is_a_503_that_a_client_may_repeat(port: int, run_dir: Path) -> None:
+    (run_dir / "serve" / "status" / "agg-0.json").write_bytes(b'{"state": "serving"}')
+    gone, other, unknown, after = exchanged(
+        port, request("/v1/completions", b"routeless"), request("/v1/embeddings", b"ROUTELESS"),
+        request("/v1/completions", b"unknown"), b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    )  # fmt: skip
+    document = json.loads(gone[1])
+    assert (gone[0], document["code"]) == (503, 503) and "no worker of the model is ready" in document["message"]
+    assert (other, unknown[0], after[0]) == ((404, b""), 404, 200) and b"Model not found" in unknown[1]

@@ -248,12 +248,13 @@ class BlockPool:
         names: Sequence[bytes],
         parent: bytes | None,
         block_tokens: Sequence[Sequence[int] | None],
+        cache_salt: str | None = None,
     ) -> None:
         """Gives names to consecutive full blocks of a sequence, so that ``match`` finds them.
 
         A block gets no name if another block has the same contents already. ``parent``: the name of the block before
         the first one, None at the start of a prompt. ``block_tokens``: the tokens of each block for KV events; None
-        leaves the block and all its descendants out of the events.
+        leaves the block and all its descendants out of the events. ``cache_salt``: the sequence's, for the events too.
         """
         if not self.enable_reuse:
             return
@@ -261,23 +262,23 @@ class BlockPool:
         run_parent = parent
         for block_id, name, tokens in zip(block_ids, names, block_tokens, strict=True):
             if name in self._block_of:
-                self._announce(run_parent, run)
+                self._announce(run_parent, run, cache_salt)
                 run, run_parent = [], name
                 continue
             self._block_of[name] = block_id
             self._names[block_id] = name
             if tokens is None or (not run and run_parent in self._unreported):
-                self._announce(run_parent, run)
+                self._announce(run_parent, run, cache_salt)
                 run, run_parent = [], name
                 if self._events is None or not self._events.returned([name]):  # else reported before it went below
                     self._unreported.add(name)
                 continue
             run.append((name, tokens))
-        self._announce(run_parent, run)
+        self._announce(run_parent, run, cache_salt)
 
-    def _announce(self, parent: bytes | None, run: list[tuple[bytes, Sequence[int]]]) -> None:
+    def _announce(self, parent: bytes | None, run: list[tuple[bytes, Sequence[int]]], cache_salt: str | None) -> None:
         if run and self._events is not None:
-            self._events.stored(parent, run)
+            self._events.stored(parent, run, cache_salt)
 
     def _announce_removal(self, names: list[bytes]) -> None:
         if self._unreported:
