@@ -187,7 +187,7 @@ def gpt_oss(
 
 
 def gemma3(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int) -> dict[str, Any]:
-    """Returns the config of a text-only Gemma 3, after google/gemma-3-1b-it: windows of 512, every sixth layer sees all."""
+    """Returns the config of a text-only Gemma 3, after google/gemma-3-1b-it: five layers of six have windows of 512."""
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
