@@ -153,6 +153,7 @@ FAMILIES: Mapping[str, Family] = {
             hidden_activation="gelu_pytorch_tanh", sliding_window=4096, query_pre_attn_scalar=256,
             use_bidirectional_attention=False, tie_word_embeddings=True, **NO_BIAS,
         ),
+        kv_heads="stated",
         window="patterned",
         qk_norm=True,
         is_gemma3=True,

@@ -90,7 +90,7 @@ class Checkpoints:
         prompt = [token % VOCAB for token in prompt]
         try:
             runner = create_runner(
-                RunnerArgs(model_dir=path, device="cpu", tokens_per_block=8, num_blocks=16, max_batch_size=1)
+                RunnerArgs(model_dir=path, device="cpu", tokens_per_block=8, num_blocks=64, max_batch_size=1)
             )
         except UsageError as refusal:
             pytest.fail(
@@ -163,6 +163,7 @@ REFUSED: dict[str, tuple[dict[str, Any], ...]] = {
         {"max_position_embeddings": 8192, "sliding_window": None},
     ),
     "Gemma3ForCausalLM": (
+        {"num_key_value_heads": None},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50.0}},
         {"rope_parameters": SCALED | {"rope_theta": 50.0}, "rope_scaling": SCALED},
