@@ -205,7 +205,7 @@ def test_memory_that_cannot_be_opened_from_here_is_told_for_good(
     [
         ({"version": 2}, "format version 2"),
         ({"block_bytes": 4096}, "blocks of 4096 bytes"),
-        ({"block_ids": (0, 1)}, "names 2 blocks"),
+        ({"block_ids": (0, 1)}, "names 2 of 256 blocks"),
         ({"block_ids": (1 << 20,)}, "of 256"),
         (None, "can't be read"),
     ],
