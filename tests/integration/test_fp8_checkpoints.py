@@ -79,7 +79,7 @@ def test_served_it_is_its_own_reference(made: tuple[Path, PreTrainedModel], tmp_
 def test_a_dry_run_says_what_is_dequantized_and_names_a_broken_scale(
     made: tuple[Path, PreTrainedModel], tmp_path: Path
 ) -> None:
-    dry = ("serve", "--engine", "torch", "--dry-run", "--model")
+    dry = ("serve", "--engine", "torch", "--port", "0", "--dry-run", "--model")
     done = call(*dry, str(made[0]))
     assert done.code == 0 and "FP8_BLOCK_SCALES dequantized to" in done.out + done.err
     broken = tmp_path / "broken"
