@@ -67,8 +67,8 @@ class HttpProxy:
 
         ``bounds``: limits of the queue and of a request's duration; ``overload_status``: the HTTP status for a request
         that exceeds the limit of the queue. The launcher of ``namespace`` is exempt. ``why_unavailable``: returns the
-        text that replaces that of Dynamo's 503, or None. ``lacks_worker``: returns whether no worker that generates text
-        is left, or raises OSError; called in a thread, after a 500. ``drops_bypass_events``: whether the router
+        text that replaces that of Dynamo's 503, or None. ``lacks_worker``: returns whether no worker that generates
+        text is left, or raises OSError; called in a thread, after a 500. ``drops_bypass_events``: whether the router
         may leave prompts to decode workers, and so adds events to their streams. ``read_calls``: None if Dynamo has no
         tool call parser, so that all answers are copied.
         """

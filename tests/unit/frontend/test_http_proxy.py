@@ -158,8 +158,16 @@ def test_a_body_in_chunks_is_one_body(port: int) -> None:
         ),
     ],
     ids=[
-        "HTTP/1.0", "error of the rewrite", "too large", "announced", "no HTTP", "no name", "no host", "large head",
-        "HTTP/2", "two lengths",
+        "HTTP/1.0",
+        "error of the rewrite",
+        "too large",
+        "announced",
+        "no HTTP",
+        "no name",
+        "no host",
+        "large head",
+        "HTTP/2",
+        "two lengths",
     ],
 )
 def test_a_refusal_that_ends_the_connection_comes_behind_the_answers_that_are_due(

@@ -1,4 +1,4 @@
-"""What the frontend reads of its workers in Dynamo's file discovery: the facts that it shows, and whether one is left."""
+"""What the frontend reads of its workers in Dynamo's file discovery: the facts that it shows, and if one is left."""
 
 from __future__ import annotations
 
