@@ -122,7 +122,7 @@ class Benches:
     def assert_nothing_left(self) -> None:
         """Of processes and of temporary files; guardians have 7 s, and aiperf's host ends with its imports."""
         wait_until(lambda: not members(self.marker, ()), 30, "every process of a killed run is gone")
-        wait_until(lambda: not list(self.scratch.iterdir()), 5, f"nothing is left in {self.scratch}")
+        wait_until(lambda: not list(self.scratch.iterdir()), 30, f"nothing is left in {self.scratch}")
 
     def _wait_for(self, stage: Stage, bench: subprocess.Popen[bytes], parent: Path) -> None:
         deadline = time.monotonic() + 120

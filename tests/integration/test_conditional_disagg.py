@@ -65,7 +65,8 @@ def text_of(lines: list[str]) -> str:
 
 
 def counts(plan: Plan) -> dict[str, int]:
-    """What the decode workers count, by outcome."""
+    """What the decode workers count, by outcome. A client has its answer before its request is counted."""
+    wait_until(lambda: open_on_decode(plan) == 0, 30, "every request is counted")
     texts = [
         HTTP.get(f"http://127.0.0.1:{one.system_port}/metrics").text for one in plan.workers if one.role == "decode"
     ]

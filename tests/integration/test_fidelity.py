@@ -84,10 +84,14 @@ def test_disaggregated_too_and_a_run_goes_on_with_what_it_lacks(tmp_path: Path) 
     home = fidelity_directory(run_dir, "disagg")
     (home / FIDELITY.file).unlink()
     kept = (home / COMPARED.file).read_text().splitlines(keepends=True)
-    (home / COMPARED.file).write_text("".join(kept[:5]) + kept[5][:40])  # as kill -9 leaves it
-    before = (run_dir / "fidelity" / "reference.jsonl").stat().st_mtime_ns, (run_dir / "fidelity" / "agg").stat()
+    # As kill -9 leaves it: a line cut short, and a journal without the end of the run.
+    (home / COMPARED.file).write_text("".join(kept[:5]) + kept[5][:40])
+    events = (run_dir / "journal.jsonl").read_text().splitlines(keepends=True)
+    assert json.loads(events[-1])["event"] == "run_ended"
+    (run_dir / "journal.jsonl").write_text("".join(events[:-1]))
+    before = (run_dir / "fidelity" / "reference.jsonl").stat().st_mtime_ns
     assert run(["eval", "fidelity", "--resume", str(run_dir)]) == 0
-    assert (run_dir / "fidelity" / "reference.jsonl").stat().st_mtime_ns == before[0]
+    assert (run_dir / "fidelity" / "reference.jsonl").stat().st_mtime_ns == before
     assert "".join(kept) == (home / COMPARED.file).read_text()
     assert VERDICT.read(run_dir, RunVerdict).exit_code == 0
 

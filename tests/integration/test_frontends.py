@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from processes import HTTP, freeze
-from topology_clients import PACED, ServeCommand, post, stream_once, trtx_serve, wait_until
+from topology_clients import PACED, ServeCommand, open_streams, post, stream_once, trtx_serve, wait_until
 
 from trtx.bench.body_ranges import RANGES
 
@@ -25,13 +25,6 @@ def two_frontends() -> Iterator[ServeCommand]:
     with trtx_serve(*PACED, "--workers", "2", "--frontends", "2", "--router-mode", "kv") as serve:
         serve.wait_ready()
         yield serve
-
-
-def open_streams(url: str) -> int:
-    """Requests that a frontend has taken and not answered to the end."""
-    text = HTTP.get(f"{url}/metrics").text
-    lines = [line for line in text.splitlines() if line.startswith("dynamo_frontend_inflight_requests{")]
-    return sum(int(float(line.rpartition(" ")[2])) for line in lines)
 
 
 def test_both_answer_and_each_counts_every_worker(two_frontends: ServeCommand) -> None:

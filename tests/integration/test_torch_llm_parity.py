@@ -33,7 +33,7 @@ CRAMPED: dict[str, Any] = {
     **ROOMY,
     "enable_chunked_prefill": True,
     "max_num_tokens": 64,
-    "kv_cache_config": {"max_tokens": 1024},
+    "kv_cache_config": {"max_tokens": 512},
     "enable_iter_perf_stats": True,
 }
 HANDS_OFF: dict[str, Any] = {**ROOMY, "cache_transceiver_config": {"backend": "NIXL"}}
@@ -129,9 +129,13 @@ def test_every_way_to_the_tokens_gives_the_same_tokens_as_transformers(
     assert margin > LEAST_MARGIN[name], "two logits are so close that rounding decides; other prompts would prove more"
 
     assert _all(aggregated, prompts) == expected, "aggregated, every prefix cached"
-    assert _all(cramped, prompts) == expected, "chunked prefill and preemption"
-    paused = [row["inflightBatchingStats"]["numPausedRequests"] for row in cramped.get_stats(timeout=5)]
-    assert max(paused) > 0, "nothing was preempted"
+    preempted = 0
+    for _ in range(4):  # how many are preempted depends on the steps in which the prompts arrive
+        assert _all(cramped, prompts) == expected, "chunked prefill and preemption"
+        preempted = cramped.get_stats(timeout=5)[-1]["numPreemptions"]
+        if preempted:
+            break
+    assert preempted > 0, "nothing was preempted"
 
     assert _disaggregated(prefill, decode, prompts) == expected, "disaggregated"
     first = decode.handoff_stats()

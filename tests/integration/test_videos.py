@@ -126,7 +126,7 @@ def test_an_answer_to_a_video_is_that_of_transformers_cached_or_not() -> None:
         encoded = served.metric("agg-0", "trtx_media_pictures", stage="encode")  # the launcher's own, before Ready
         check_all(served, Oracle("tiny-qwen2.5-vl"))
         assert served.metric("agg-0", "trtx_media_pictures", stage="encode") == encoded + len(FILES)
-        assert served.metric("agg-0", "trtx_embedding_cache_pinned_bytes") == 0
+        served.wait_idle()  # and no image is held
         code, said = served.refused(text("an <|video_pad|> in words"), video("portrait"))
         assert (code, "2 video placeholders and the request 1 videos" in said) == (400, True), said
         code, said = served.refused(*[video("portrait")] * 3)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from processes import TRTX
+from processes import HTTP, TRTX
 
 from trtx.launch.processes import members
 from trtx.topology import Plan
@@ -98,7 +98,7 @@ def trtx_serve(*arguments: str) -> Iterator[ServeCommand]:
                     process.wait()
             for path in runs.glob("*/plan.json"):
                 plan = Plan.from_json(json.loads(path.read_text()))
-                wait_until(lambda plan=plan: nothing_left(plan), 10, "every process gone")  # type: ignore[misc]
+                wait_until(lambda plan=plan: nothing_left(plan), 30, "every process gone")  # type: ignore[misc]
 
 
 def nothing_left(plan: Plan) -> bool:
@@ -116,6 +116,13 @@ def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 30) -> tu
         return response.status, json.loads(text) if text else {}
     finally:
         connection.close()
+
+
+def open_streams(url: str) -> int:
+    """Requests that a frontend has taken and not answered to the end."""
+    text = HTTP.get(f"{url}/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith("dynamo_frontend_inflight_requests{")]
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines)
 
 
 @dataclass

@@ -71,7 +71,8 @@ def served(
 @pytest.fixture(scope="module")
 def aggregated(served: Topology) -> str:
     parallel = ("--tensor-parallel-size", "2", "--enable-attention-dp")
-    start_theirs(served, AGGREGATED, AGGREGATED, "--publish-kv-events", *parallel, gpus="0,1", engine=SMALL)
+    published = ("--publish-kv-events", "--publish-metrics")
+    start_theirs(served, AGGREGATED, AGGREGATED, *published, *parallel, gpus="0,1", engine=SMALL)
     served.model_name = AGGREGATED
     served.wait_ready(aggregated=1)
     return AGGREGATED
@@ -177,7 +178,7 @@ def test_kv_events_reach_the_router_and_each_attention_dp_rank_has_its_metrics(
     prompt = "The quick brown fox jumps over the lazy dog and then goes on to say what it has seen. " * 2
     complete(served, aggregated, prompt, max_tokens=4)
     until("stored blocks in the router", lambda: applied() > before, seconds=10)
-    of_ranks = r'^dynamo_component_total_blocks\{.*dp_rank="(\d)"'
+    of_ranks = r'^dynamo_component_total_blocks\{.*dp_rank="(\d)".*\} [1-9]'
     port = child(served, aggregated).system_port
     until(
         "both ranks' blocks",

@@ -119,6 +119,14 @@ def test_greedy_answers_are_the_same_twice(api: Any, llm: Any) -> None:
     assert first.outputs[0].finish_reason in ("stop", "length")
 
 
+def test_a_result_counts_the_prompt_tokens_that_were_in_the_cache(api: Any, llm: Any) -> None:
+    """Dynamo's worker reads it of every result."""
+    prompt = [7 + number % 50 for number in range(100)]
+    first, second = (llm.generate(prompt, greedy(api), use_tqdm=False) for _ in range(2))
+    assert first.cached_tokens == 0
+    assert 64 <= second.cached_tokens < len(prompt)
+
+
 async def test_a_stream_is_cumulative(api: Any, llm: Any) -> None:
     seen: list[list[int]] = []
     output = llm.generate_async(COUNTING, greedy(api, max_tokens=6, ignore_eos=True), streaming=True)

@@ -75,7 +75,7 @@ def _for_torch(
         # A rank has this share of its rows, filled up so that all ranks have as many.
         head=0 if config.tied_head else -(-config.vocab_size // limits.tp) * limits.tp * config.hidden_size * width,
         vision=torch_engine.tower_bytes(read_config(directory), dtype) if has_tower else 0,
-        norm=config.hidden_size * width,
+        norm=config.hidden_size * DTYPE_BYTES[torch_engine.norm_dtype(config, dtype)],
         source=f"counted, {_held_as(config, width_text(width), is_kept=is_kept)}",
     )
     return Model(

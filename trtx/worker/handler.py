@@ -98,8 +98,8 @@ class RequestHandler:
             outcome, translated = await self._failure(error, context)
             raise translated from error
         finally:
-            metrics.open_requests -= 1
             metrics.outcomes[outcome] += 1
+            metrics.open_requests -= 1  # after the counters: without an open request, a scrape has all of them
             on_loop(loop, partial(self._end, release, None if is_probe(request) else stages, outcome))
 
     def _end(self, release: ExitStack, stages: StageClock | None, outcome: str) -> None:

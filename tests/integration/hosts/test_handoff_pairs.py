@@ -95,6 +95,8 @@ def test_its_requests_are_answered_and_counted_as_recomputed_by_pair(running: Ho
     for number in range(4):  # the decode workers are taken in turn
         body = {"model": running.model_name, "prompt": f"{number} is a number", "max_tokens": 4, "ignore_eos": True}
         assert HTTP.post(f"{running.url}/v1/completions", json=body, timeout=60).status_code == 200
+    for worker in (good, astray):  # which count a request after its client has the answer
+        until("it is counted", lambda one=worker: running.metric(one, "trtx_open_requests") == 0, seconds=30)  # type: ignore[misc]
     assert running.metric(astray, recomputed) - before == 2
     assert running.metric(astray, "trtx_recomputed_prefixes_total") >= 2
     assert running.metric(astray, "trtx_pair_handoff_bytes_total") == 0

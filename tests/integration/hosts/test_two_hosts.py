@@ -86,7 +86,12 @@ def test_a_worker_on_each_host_says_what_one_engine_says(
     with agg(hosts, "--router-mode", "round-robin") as running:
         for prompt, tokens in zip(PROMPTS, expected, strict=True):
             assert [answer(running.url, running.model_name, prompt) for _ in range(4)] == [tokens] * 4
-        served = [running.metric(worker, 'trtx_requests_total{outcome="length"') for worker in running.children[1:]]
+        workers = running.children[1:]
+        # A worker counts a request after its client has the answer.
+        until(
+            "all is counted", lambda: all(running.metric(one, "trtx_open_requests") == 0 for one in workers), seconds=30
+        )
+        served = [running.metric(worker, 'trtx_requests_total{outcome="length"') for worker in workers]
     assert served == [10, 10], "both hosts served"
 
 

@@ -56,11 +56,14 @@ class LayerWeights:
     mlp_norm: Tensor  # [hidden]
     mlp: LayerMlp
     sinks: Tensor | None = None  # [heads]; None for models without attention sinks
+    # [hidden]: norms of what attention and MLP give, before it is added to the residual; None for models without them
+    output_norm: Tensor | None = None
+    mlp_output_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embedding: Tensor  # [vocab, hidden]
+    embedding: Tensor  # [vocab, hidden], not scaled
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the embedding itself if tied; of a rank: its rows
@@ -124,7 +127,7 @@ def load_weights(
             MXFP4 if is_mxfp4 else config.quantization and config.quantization.algorithm,
             dtype,
         )
-    return DecoderWeights(embedding, tuple(layers), tensors.pop(FINAL_NORM), head, loader.kv_scales(device))
+    return DecoderWeights(embedding, tuple(layers), loader.norm(FINAL_NORM), head, loader.kv_scales(device))
 
 
 def _stacked(tensors: Iterator[tuple[str, Tensor]], config: ModelConfig, experts: ExpertConfig) -> dict[str, Tensor]:
@@ -166,23 +169,40 @@ class _Loader:
         self.is_used = True  # False: no backend computes with these weights, so none has to admit them
 
     def layer(self, index: int) -> LayerWeights:
-        at, take = f"model.layers.{index}", self._tensors.pop
-        products = layer_products(self._config, index)
+        at, config = f"model.layers.{index}", self._config
+        products = layer_products(config, index)
+        names = ["post_attention_layernorm"]
+        if config.gemma3 is not None:
+            names = ["pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"]
+        norms = [self.norm(f"{at}.{name}.weight") for name in names]
+        q_norm = k_norm = None
+        if config.qk_norm:
+            q_norm, k_norm = (self.norm(f"{at}.self_attn.{name}_norm.weight") for name in ("q", "k"))
+        if q_norm is not None and config.gemma3 is not None:
+            q_norm *= config.gemma3.query_scale
         return LayerWeights(
-            input_norm=take(f"{at}.input_layernorm.weight"),
+            input_norm=self.norm(f"{at}.input_layernorm.weight"),
             qkv=self._linear(products["qkv"]),
-            q_norm=take(f"{at}.self_attn.q_norm.weight", None),
-            k_norm=take(f"{at}.self_attn.k_norm.weight", None),
+            q_norm=q_norm,
+            k_norm=k_norm,
             output=self._summed(products["output"]),
-            mlp_norm=take(f"{at}.post_attention_layernorm.weight"),
+            mlp_norm=norms[0],
             mlp=self._mlp(index, products),
-            sinks=take(sinks_name(index)) if self._config.has_sinks else None,
+            sinks=self._tensors.pop(sinks_name(index)) if config.has_sinks else None,
+            output_norm=norms[1] if config.gemma3 is not None else None,
+            mlp_output_norm=norms[2] if config.gemma3 is not None else None,
         )
+
+    def norm(self, name: str) -> Tensor:
+        """Returns a norm's weight: as stored or, for Gemma 3, 1 plus the stored one, in float32."""
+        weight = self._tensors.pop(name)
+        return weight if self._config.gemma3 is None else 1.0 + weight.float()
 
     def _mlp(self, index: int, products: dict[str, Product]) -> LayerMlp:
         experts = self._config.layer_experts(index)
         if experts is None:
-            return DenseMlp(self._linear(products["gate_up"]), self._summed(products["down"]))
+            gate_up, down = self._linear(products["gate_up"]), self._summed(products["down"])
+            return DenseMlp(gate_up, down, gates_with_gelu=self._config.gemma3 is not None)
         weights = self._expert_weights(index, experts)
         if self.is_used:
             self._experts.admit(weights)

@@ -154,7 +154,10 @@ class ChunkWriter:
 
 
 def _cached_tokens(output: Any, block_size: int | None, prompt_tokens: int) -> int:
-    """Number of prompt tokens found in the prefix cache, counted as Dynamo does; 0 if the engine does not report it."""
+    """Number of prompt tokens found in the prefix cache, in whole blocks; 0 if the engine does not report it.
+
+    Dynamo 1.4.2 counted so too. Dynamo 1.6.1 reads TensorRT-LLM's ``RequestOutput.cached_tokens``, in tokens.
+    """
     perf = output.request_perf_metrics
     if perf is None or perf.kv_cache_metrics is None or block_size is None:
         return 0

@@ -154,6 +154,7 @@ class BaseLLM:
                 decode=self._fast_tokenizer().decode if has_text else None,
                 fail=self._executor._error,
                 seen=self._executor._step_was_seen,
+                block_size=self.args.kv_cache_config.tokens_per_block,
                 media=taken,
             )
         )

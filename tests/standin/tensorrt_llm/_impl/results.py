@@ -52,6 +52,7 @@ class Feed:
     decode: Callable[[list[int]], str] | None  # None: no text was asked for
     fail: Callable[[BaseException], BaseException]  # what an error of the torch engine is here
     seen: Callable[[], None]  # called at every step
+    block_size: int = 0  # tokens in a block of KV; 0 for an encoder, which has none
     media: Any = None  # of a prompt with pictures: what the executor took of their handles
     asked_s: float = field(default_factory=time.monotonic)
     told_s: float | None = None  # its first step: with a handoff, all KV had come before it
@@ -59,6 +60,13 @@ class Feed:
     @property
     def receives(self) -> bool:
         return self.disaggregated_params is not None and self.disaggregated_params.request_type == "generation_only"
+
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were in the cache: of a request that receives its KV, the whole prompt."""
+        if self.receives:
+            return len(self.inner.prompt_token_ids)
+        given = self.inner.outputs[0].request_perf_metrics if self.block_size else None
+        return 0 if given is None else given.kv_cache_metrics.num_reused_blocks * self.block_size
 
     def perf_metrics(self, given: Any) -> Any:
         """What the torch engine's ``given`` says, or None, with the times of a transfer where there was one."""
@@ -95,6 +103,10 @@ class GenerationResult:
     @property
     def context_logits(self) -> None:
         return None
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._feed.cached_tokens()
 
     @property
     def finished(self) -> bool:

@@ -111,6 +111,12 @@ def test_ranks_split_sinks_and_add_the_experts_biases_once(size: int, expert_ran
     assert_tokens_of_one_rank(args, size)
 
 
+@pytest.mark.proof
+def test_ranks_norm_the_sum_of_their_outputs(tmp_path: Path) -> None:
+    """Gemma 3 has norms after attention and after the MLP, where other families add to the residual."""
+    assert_tokens_of_one_rank(replace(new_args("gemma3", tmp_path), num_blocks=80), 2)
+
+
 @pytest.mark.parametrize(
     ("family", "algorithm"), [("qwen3_moe", "FP8_BLOCK_SCALES"), ("qwen3", "FP8_PER_CHANNEL_PER_TOKEN")]
 )
