@@ -103,32 +103,32 @@ class Connection(asyncio.Protocol):
         return length is not None and len(self._tail.partition(b"\r\n\r\n")[2]) >= int(length.group(1))
 
 
-async def connect(port: int, host: str = "127.0.0.1") -> Connection:
-    _, protocol = await asyncio.get_running_loop().create_connection(Connection, host, port)
+async def connect(port: int) -> Connection:
+    _, protocol = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port)
     return protocol
 
 
-def one_after_another(port: int, body: dict[str, Any], count: int, host: str = "127.0.0.1") -> list[Answer]:
+def one_after_another(port: int, body: dict[str, Any], count: int) -> list[Answer]:
     """Sends ``count`` requests one after another on one keep-alive connection."""
 
     async def run() -> list[Answer]:
-        connection = await connect(port, host)
+        connection = await connect(port)
         return [await connection.ask("/v1/completions", body) for _ in range(count)]
 
     return asyncio.run(run())
 
 
-def all_at_once(port: int, body: dict[str, Any], streams: int, processes: int, host: str = "127.0.0.1") -> list[Answer]:
+def all_at_once(port: int, body: dict[str, Any], streams: int, processes: int) -> list[Answer]:
     """Sends ``streams`` requests at the same time, distributed over ``processes``."""
     context = multiprocessing.get_context("spawn")
     share = [streams // processes + (i < streams % processes) for i in range(processes)]
     with context.Pool(processes) as pool:
-        return [answer for part in pool.starmap(together, [(port, body, n, host) for n in share]) for answer in part]
+        return [answer for part in pool.starmap(together, [(port, body, n) for n in share]) for answer in part]
 
 
-def together(port: int, body: dict[str, Any], streams: int, host: str) -> list[Answer]:
+def together(port: int, body: dict[str, Any], streams: int) -> list[Answer]:
     async def run() -> list[Answer]:
-        connections = [await connect(port, host) for _ in range(streams)]
+        connections = [await connect(port) for _ in range(streams)]
         return list(await asyncio.gather(*(c.ask("/v1/completions", body) for c in connections)))
 
     return asyncio.run(run())

@@ -96,7 +96,7 @@ class _Pin:
 _pin = functools.cache(_Pin)  # never expires: this process can't know which of two certificates a server still uses
 
 
-def exactly(certificate: str, *, checks_time: bool = False, of: int = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
+def exactly(certificate: str, *, of: int = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
     """Returns a context that accepts only this certificate (PEM), under any name.
 
     ``of``: the protocol side; default: a client. Raises SSLError for an invalid certificate.
@@ -104,8 +104,7 @@ def exactly(certificate: str, *, checks_time: bool = False, of: int = ssl.PROTOC
     context = ssl.SSLContext(of)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accept a trust anchor that is not a certificate authority
-    if not checks_time:
-        context.verify_flags |= _NO_CHECK_TIME
+    context.verify_flags |= _NO_CHECK_TIME
     context.load_verify_locations(cadata=certificate)
     return context
 

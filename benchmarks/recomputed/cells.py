@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recomputed.figures import (
+    LATENCIES,
     PER_DEVICE,
     SAMPLES_NEEDED,
     SINCE,
@@ -23,7 +24,7 @@ from recomputed.intervals import mean_interval
 
 DIGITS, INTERVAL_DIGITS = 12, 9
 OTHER = "(not checked here)"  # a field that is no figure
-UNKNOWN = "not recomputed: benchmarks/recomputed/figures.py has no such metric"
+UNKNOWN = "not recomputed: benchmarks/recomputed/figures.py has no such metric or percentile"
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Cell:
             total, devices = figures.get(PER_DEVICE[name]), self.says["device_count"]
             return None if total is None or not devices else float(total / devices)
         value = figures.get(name)
-        found: float | None = value[statistic] if isinstance(value, dict) and statistic else value
+        found: float | None = value.get(statistic) if isinstance(value, dict) and statistic else value
         return found
 
     def interval(self, part: str, name: str, statistic: str | None) -> tuple[float, float] | None:
@@ -147,8 +148,13 @@ def check_cell(comparison: Comparison, directory: Path, lock: dict[str, Any]) ->
 
 
 def _known(says: dict[str, Any], figures: Figures) -> Figures:
-    """The metrics that existed when the cell was written."""
-    return {name: value for name, value in figures.items() if SINCE.get(name, 0) <= says["schema_version"]}
+    """The metrics and percentiles that existed when the cell was written."""
+    version = says["schema_version"]
+    known = {name: value for name, value in figures.items() if SINCE.get(name, 0) <= version}
+    for name in LATENCIES.keys() & known.keys():
+        later = {f"p{q}" for q, since in LATENCIES[name].percentiles.items() if since > version}
+        known[name] = known[name] and {key: value for key, value in known[name].items() if key not in later}
+    return known
 
 
 def _status(figures: Figures | None) -> str:

@@ -6,8 +6,8 @@ Times are whole ns and sums are exact, so that what differs from trtx's is no ro
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,25 @@ class Number:
     if_known: bool = False  # it has an interval only if a cell has a value
 
 
+# The percentiles that every latency has had since version 4 of cell.json.
+PERCENTILES = dict.fromkeys((50, 90, 95, 99), 4)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A metric that is a distribution over requests. aiperf records it under the same name, in ms."""
+
+    title: str  # of its columns in summary.md
+    percentiles: Mapping[int, int] = field(default_factory=lambda: PERCENTILES)  # with the first version of cell.json
+
+    def __post_init__(self) -> None:
+        if lacking := self.percentiles.keys() - SAMPLES_NEEDED.keys():
+            raise ValueError(
+                f"SAMPLES_NEEDED of benchmarks/recomputed/figures.py lacks the percentiles {sorted(lacking)} of "
+                f"{self.title}; add how many samples each needs"
+            )
+
+
 # All metrics of one number, as in the summaries. cell_figures computes them.
 NUMBERS = {
     "request_count": Number(),
@@ -56,8 +75,11 @@ NUMBERS = {
     DRAFTS[1]: Number("acceptance rate", has_interval=True, if_known=True),
     **dict.fromkeys(DRAFTS[2:], Number(has_interval=True, if_known=True)),
 }
-# All metrics that are distributions over requests, with their titles. aiperf records each under the same name, in ms.
-LATENCIES = {"time_to_first_token": "TTFT", "inter_token_latency": "ITL", "request_latency": "E2E"}
+LATENCIES = {
+    "time_to_first_token": Latency("TTFT"),
+    "inter_token_latency": Latency("ITL"),
+    "request_latency": Latency("E2E"),
+}
 # The first version of cell.json with the metric, if it was added after version 4.
 SINCE = {
     "images_per_second": 5, "format_request_rate": 6, "tools_request_rate": 6, "cut_answer_rate": 6,
@@ -148,9 +170,9 @@ def cell_figures(
         figures[name] = None if None in of_trials else mean([value for value in of_trials if value is not None])
     itl = values("inter_token_latency") if not uncounted else []
     figures["output_token_throughput_per_user"] = percentile([1000 / one for one in itl], 50) if itl else None
-    for name in LATENCIES:
+    for name, latency in LATENCIES.items():
         samples = itl if name == "inter_token_latency" else values(name)
-        at = {f"p{q}": percentile(samples, q) for q in SAMPLES_NEEDED} if samples else {}
+        at = {f"p{q}": percentile(samples, q) for q in latency.percentiles} if samples else {}
         figures[name] = {"count": len(samples), "avg": mean(samples), **at} if samples else None
     for name in LENGTHS:
         lengths = values(name)

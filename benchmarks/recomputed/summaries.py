@@ -85,19 +85,19 @@ def _row(cell: Cell | None, device: str, with_interval: Sequence[str]) -> dict[s
         "trials_asked": cell.says["trials_asked"] if cell else None,
         "status": cell_status(cell) if cell else "missing",
     }
-    statistics = ("avg", *(f"p{q}" for q in SAMPLES_NEEDED))
     for part, prefix in PARTS.items():
         shown: list[tuple[str, str | None, str]] = [(name, None, name) for name in NUMBERS]
-        shown += [(name, statistic, f"{name}_{statistic}") for name in LATENCIES for statistic in statistics]
+        for name, latency in LATENCIES.items():
+            shown += [(name, one, f"{name}_{one}") for one in ("avg", *(f"p{q}" for q in latency.percentiles))]
         for name, statistic, plain in shown:
             key = prefix + plain.replace("_per_device", f"_per_{device}")
             row[key] = _latency(cell, part, name, statistic) if statistic else cell and cell.number(part, name, None)
             if statistic or name in with_interval:
                 ends = cell.interval(part, name, statistic) if cell else None
                 row[f"{key}_low"], row[f"{key}_high"] = ends or (None, None)
-        for name in LATENCIES:
+        for name, latency in LATENCIES.items():
             count = _latency(cell, part, name, "count")
-            enough = [f"p{q}" for q, needed in SAMPLES_NEEDED.items() if count is not None and count >= needed]
+            enough = [f"p{q}" for q in latency.percentiles if count is not None and count >= SAMPLES_NEEDED[q]]
             row[f"{prefix}{name}_count"] = count
             row[f"{prefix}{name}_percentiles_supported"] = " ".join(enough)
     return row
@@ -105,7 +105,7 @@ def _row(cell: Cell | None, device: str, with_interval: Sequence[str]) -> dict[s
 
 def _latency(cell: Cell | None, part: str, name: str, statistic: str) -> float | None:
     figures = cell and cell.parts[part]
-    return figures[name][statistic] if figures and figures.get(name) else None
+    return figures[name].get(statistic) if figures and figures.get(name) else None
 
 
 def _check_markdown(
@@ -116,7 +116,7 @@ def _check_markdown(
     header, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
     device = "GPU" if device == "gpu" else device
     plain = {one.title.format(device=device): name for name, one in NUMBERS.items() if one.title}
-    latencies = {title: name for name, title in LATENCIES.items()}
+    latencies = {latency.title: name for name, latency in LATENCIES.items()}
     found = {f"{row[0]}-{row[1]}": dict(zip(header[3:], row[3:], strict=True)) for row in rows}
     for name in {**dict.fromkeys(names), **found}:
         cell, expected = cells.get(name), dict.fromkeys(("requests",), OTHER)

@@ -53,8 +53,11 @@ class Pair:
         table[:SLOTS] = order.view(SLOTS, BLOCKS_PER_SLOT).int()
         rotary = rotary_table(shape.rope, shape.head_dim, shape.max_position, DEVICE)
         self.reference_cache, self.cache = (KvCache.of(stored.clone(), table, scales) for _ in range(2))
-        self.reference = TorchKernels(shape, self.reference_cache, rotary)
-        self.triton = TritonKernels(shape, self.cache, rotary, processors)
+        local = None
+        if shape.gemma3 is not None:
+            local = rotary_table(shape.gemma3.local_rope, shape.head_dim, shape.max_position, DEVICE)
+        self.reference = TorchKernels(shape, self.reference_cache, rotary, local_rotary=local)
+        self.triton = TritonKernels(shape, self.cache, rotary, processors, local_rotary=local)
 
 
 def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:

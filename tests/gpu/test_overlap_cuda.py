@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_player import Wish, assert_equal, served, workload
-from runner_player import Player, random_prompt
+from runner_player import Player, random_prompt, small_runner
 
 from trtx.torch_engine.llmapi.sampling import SamplingParams
-from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.step import FROM_SLOT, Batch
 
 pytestmark = [
@@ -20,11 +20,7 @@ pytestmark = [
 ]
 
 
-def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
-    values: dict[str, Any] = {
-        "device": "cuda", "dtype": "float32", "tokens_per_block": 8, "num_blocks": 11, "max_batch_size": 5,
-    } | changes  # fmt: skip
-    return create_runner(RunnerArgs(model_dir=checkpoint, **values))
+new_runner = partial(small_runner, device="cuda", dtype="float32", num_blocks=11)
 
 
 @pytest.mark.parametrize("graphs", [True, False])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_player import assert_equal, served, workload
-from runner_player import FAMILIES, Player, build, random_prompt, save
+from runner_player import FAMILIES, Player, build, random_prompt, save, small_runner
 
 from trtx.torch_engine.llmapi.sampling import SamplingParams
-from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,12 +24,7 @@ ALTERNATING = {
 }  # fmt: skip
 
 
-def new_runner(model_dir: Path, **changes: Any) -> TorchRunner:
-    values: dict[str, Any] = {
-        "device": "cuda", "dtype": "float32", "tokens_per_block": 8, "num_blocks": 64, "max_batch_size": 5,
-        "merges_passes": True, "pass_sizes": SIZES,
-    } | changes  # fmt: skip
-    return create_runner(RunnerArgs(model_dir=model_dir, **values))
+new_runner = partial(small_runner, device="cuda", dtype="float32", merges_passes=True, pass_sizes=SIZES)
 
 
 @pytest.mark.parametrize("merges", [False, True])

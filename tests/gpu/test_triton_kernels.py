@@ -19,6 +19,8 @@ from kernel_cases import (
     span_inputs,
 )
 
+from trtx.checkpoint.gemma3 import Gemma3
+from trtx.checkpoint.rope import RopeConfig
 from trtx.torch_engine.runner.kernels import KvCache
 from trtx.torch_engine.runner.linear import PlainLinear
 from trtx.torch_engine.runner.mlp import DenseMlp
@@ -42,6 +44,39 @@ def test_norms_and_gate_equal_torch(dtype: torch.dtype) -> None:
         close(actual, expected)
     gate_up = random(7, 2 * 1100, dtype=dtype)
     close(pair.triton.silu_and_mul(gate_up), pair.reference.silu_and_mul(gate_up))
+    close(pair.triton.gelu_and_mul(gate_up), pair.reference.gelu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_with_a_wider_weight_rounds_once(dtype: torch.dtype) -> None:
+    """Gemma 3's: one plus what is stored, in float32."""
+    pair = Pair(config(heads=4, kv_heads=2, head_dim=24), dtype)
+    x, weight = random(7, 96, dtype=dtype), 1.0 + random(96, dtype=torch.float32)
+    found = pair.triton.rms_norm(x, weight)
+    assert found.dtype == dtype
+    close(found, pair.reference.rms_norm(x, weight))
+    exact = torch.nn.functional.rms_norm(x.float(), (96,), weight, 1e-6).to(dtype)
+    assert (found == exact).float().mean() > 0.95, "the others are ties, or a float32 rounding away from one"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_local_layers_rotate_by_a_base_of_their_own(dtype: torch.dtype) -> None:
+    local = Gemma3(1.0, 1.0, RopeConfig(theta=20.0), is_local=(False, True))
+    shape = replace(config(heads=6, kv_heads=2, head_dim=24), gemma3=local)
+    pair = Pair(shape, dtype)
+    norms = [1.0 + random(24, dtype=torch.float32) for _ in range(2)]
+    unused = torch.empty(0, device=DEVICE)
+    linear = PlainLinear(unused)
+    weights = LayerWeights(unused, linear, *norms, linear, unused, DenseMlp(linear, linear))
+    inputs = decode_inputs([0, 7, 8, 131, 0], [4, 0, 1, 2, SLOTS])
+    qkv = random(5, 10 * 24, dtype=dtype)
+    by_layer = []
+    for layer in range(2):
+        q, expected = (kernels.rope_and_write(qkv, layer, weights, inputs) for kernels in (pair.triton, pair.reference))
+        close(q, expected)
+        by_layer.append(q.float())
+    close(pair.cache.pool, pair.reference_cache.pool)
+    assert not torch.allclose(*by_layer, atol=0.1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

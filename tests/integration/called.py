@@ -45,3 +45,9 @@ def call(
         for file in (out, err):
             file.seek(0)
         return Done(code, out.read(), err.read())
+
+
+def only(parent: Path) -> Path:
+    """The run directory of the only run there."""
+    (run_dir,) = parent.iterdir()
+    return run_dir

@@ -27,13 +27,12 @@ def embedding(seed: int, rows: int) -> torch.Tensor:
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-class Exporter:
-    """Handle of a peer process, with a scratch directory of its own: its files are not the reader's to take."""
+class EmbeddingPeer:
+    """Handle of a process that keeps embeddings and answers one JSON command a line."""
 
-    def __init__(self, scratch: Path, *, arena_bytes: int, lease_s: float) -> None:
-        scratch.mkdir()
-        command = [sys.executable, str(Path(__file__)), str(arena_bytes), str(lease_s)]
-        environment = os.environ | {"TMPDIR": str(scratch)}
+    def __init__(self, program: str, *words: object, **variables: str) -> None:
+        command = [sys.executable, program, *map(str, words)]
+        environment = os.environ | variables
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -52,6 +51,14 @@ class Exporter:
         for end in (self.process.stdin, self.process.stdout):
             assert end is not None
             end.close()
+
+
+class Exporter(EmbeddingPeer):
+    """With a scratch directory of its own: its files are not the reader's to take."""
+
+    def __init__(self, scratch: Path, *, arena_bytes: int, lease_s: float) -> None:
+        scratch.mkdir()
+        super().__init__(__file__, arena_bytes, lease_s, TMPDIR=str(scratch))
 
 
 def main() -> None:

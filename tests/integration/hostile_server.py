@@ -10,9 +10,9 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
 from typing import Any
+
+from loopback import Handler, serving
 
 OSL = 8
 SSE, JSON, HTML = "text/event-stream", "application/json", "text/html"
@@ -145,56 +145,27 @@ ANSWERS = {
 }  # fmt: skip
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    answers: Iterator[Hostile]
 
     def do_GET(self) -> None:
-        self._send(200, JSON, json.dumps({"object": "list", "data": [{"id": "hostile", "object": "model"}]}).encode())
+        self.answer(200, {"object": "list", "data": [{"id": "hostile", "object": "model"}]})
 
     def do_POST(self) -> None:
-        if "messages" not in json.loads(self.rfile.read(int(self.headers["Content-Length"]))):
-            self._send(400, JSON, b'{"error": {"message": "messages is missing"}}')  # a probe takes no answer's turn
+        if "messages" not in self.asked():
+            self.answer(400, {"error": {"message": "messages is missing"}})  # a probe takes no answer's turn
             return
-        answer = self.server.next_answer()
-        if answer.status:
-            self._send(answer.status, answer.kind, answer.body, missing=100 if answer.is_cut else 0)
-        self.close_connection = answer.is_cut or not answer.status
-
-    def log_message(self, *arguments: object) -> None: ...
-
-    def _send(self, status: int, kind: str, body: bytes, missing: int = 0) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body) + missing))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, names: Iterable[str]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self._answers = itertools.cycle([ANSWERS[name] for name in names])
-        self._lock = Lock()
-
-    def next_answer(self) -> Hostile:
-        with self._lock:
-            return next(self._answers)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        one = next(self.answers)
+        if one.status:
+            missing = {"Content-Length": str(len(one.body) + 100)} if one.is_cut else {}
+            self.answer(one.status, one.body, {"Content-Type": one.kind, **missing})
+        self.close_connection = one.is_cut or not one.status
 
 
 @contextlib.contextmanager
 def hostile_server(*names: str) -> Iterator[str]:
     """The URL of a server that gives the named answers in turn, all of ``ANSWERS`` without a name."""
-    server = _Server(names or ANSWERS)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.url
-    finally:
-        server.shutdown()
-        server.server_close()
+    answers = itertools.cycle([ANSWERS[name] for name in names or ANSWERS])
+    with serving(_Handler, answers=answers) as url:
+        yield url

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -18,12 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from processes import TRTX
 from recomputed_run import assert_recomputed
 from topology_clients import wait_until
 
 from trtx.launch.processes import members
 
-TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 RESULT = ".aiperf_results_ready.json"  # aiperf's last file of a trial
 # What belongs to one start, or to the moment of it. Two commits whose sources are the same measure alike.
 OF_ONE_START = ("Command", "Started", "Resumed", "Commit", "Load average before", "Time to load")

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
+from loopback import Handler
 
 _PATH = re.compile(r"/apis/([^/]+)/([^/]+)/namespaces/([^/]+)/([^/]+)(?:/([^/]+))?")
 _KINDS = {
@@ -24,8 +25,6 @@ Verb = tuple[str, str]  # of the API, and the resource
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):  # of a caller that was killed
             super().handle_error(request, client_address)
@@ -128,11 +127,8 @@ def _matches(stored: Mapping[str, Any], selector: Mapping[str, str]) -> bool:
 
 
 def _handler_of(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class Api(Handler):
         protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
 
         def do_GET(self) -> None:
             found, query = self._asked()
@@ -158,9 +154,7 @@ def _handler_of(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             try:
                 for event in api.watched(resource, selector, int(query.get("resourceVersion") or 0)):
-                    line = json.dumps(event).encode() + b"\n"
-                    self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
-                    self.wfile.flush()
+                    self.chunk(json.dumps(event).encode() + b"\n")
             except OSError:
                 self.close_connection = True
 
@@ -169,7 +163,7 @@ def _handler_of(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
             if found is None or found[1] is None:
                 return
             resource, name = found
-            body = yaml.safe_load(self.rfile.read(int(self.headers["Content-Length"])))
+            body = yaml.safe_load(self.body())
             assert self.headers["Content-Type"] == "application/apply-patch+yaml", self.headers["Content-Type"]
             assert query.get("fieldManager"), "server-side apply needs a field manager"
             verbs = ["patch"] if api.get(resource, name) else ["create", "patch"]
@@ -199,12 +193,7 @@ def _handler_of(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
             )
 
         def _answer(self, code: int, document: Mapping[str, Any]) -> None:
-            body = json.dumps(document).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
             with contextlib.suppress(ConnectionError):  # of a caller that was killed
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(code, document)
 
-    return Handler
+    return Api

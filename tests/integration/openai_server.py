@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
+
+from loopback import Handler, serving
 
 from trtx.checkpoint import resolve_checkpoint
 
@@ -71,57 +71,55 @@ def _model() -> _Model:
     return _models[0]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1
-    server: _Server
+    of: OpenAIServer
 
     def _is_refused(self) -> bool:
-        key = self.server.described.key
+        key = self.of.key
         if key is None or self.headers["Authorization"] == f"Bearer {key}":
             return False
-        self._send(401, {"error": {"message": "You didn't provide an API key."}})
+        self.answer(401, {"error": {"message": "You didn't provide an API key."}})
         return True
 
     def do_GET(self) -> None:
         if self._is_refused():
             return
-        of = self.server.described
+        of = self.of
         if of.lasts is not None and len(of.asked) >= of.lasts:
             self.close_connection = True  # gone, with its list
         elif self.path == "/v1/models":
-            self._send(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "else"}]})
+            self.answer(200, {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "else"}]})
         else:
-            self._send(404, {"detail": "Not Found"})
+            self.answer(404, {"detail": "Not Found"})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.asked()
         if self._is_refused():
             return
-        of = self.server.described
+        of = self.of
         if not {"prompt", "messages"} & body.keys():
-            self._send(400, {"error": {"message": "messages: Field required"}})
+            self.answer(400, {"error": {"message": "messages: Field required"}})
         elif "nvext" in body:
-            self._send(400, {"error": {"message": "nvext: Extra inputs are not permitted"}})
+            self.answer(400, {"error": {"message": "nvext: Extra inputs are not permitted"}})
         elif unknown := next((name for name in of.refuses if name in body), None):
-            self._send(400, {"error": {"message": f"{unknown}: Extra inputs are not permitted"}})
+            self.answer(400, {"error": {"message": f"{unknown}: Extra inputs are not permitted"}})
         elif body.get("echo") and not of.echoes:
-            self._send(400, {"error": {"message": "echo is not supported"}})
+            self.answer(400, {"error": {"message": "echo is not supported"}})
         elif not body.get("echo") and of.lasts is not None and len(of.asked) >= of.lasts:
             self.close_connection = True  # and not a word
         else:
             time.sleep(of.delay_s)
             of.asked.append(body)
             named = {"model": of.names[len(of.asked) % len(of.names)]} if of.names else {}
-            self._send(200, {**named, "choices": [self._choice(body)]})
-
-    def log_message(self, *arguments: object) -> None: ...
+            self.answer(200, {**named, "choices": [self._choice(body)]})
 
     def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
-        says = self.server.described.says
+        says = self.of.says
         if says is None or body.get("echo"):
             return self._generated(_model(), body)
-        return self._answer(body, says)
+        return self._said(body, says)
 
     def _generated(self, model: _Model, body: dict[str, Any]) -> dict[str, Any]:
         if body.get("echo"):
@@ -132,38 +130,18 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             prompt = body["prompt"]
             ids = prompt if isinstance(prompt, list) else model.tokenizer.encode(prompt)
-        return self._answer(body, model.generate(ids, body["max_tokens"]))
+        return self._said(body, model.generate(ids, body["max_tokens"]))
 
-    def _answer(self, body: dict[str, Any], text: str) -> dict[str, Any]:
+    def _said(self, body: dict[str, Any], text: str) -> dict[str, Any]:
         for stop in body.get("stop", ()):
             text = text.split(stop)[0]
         answer = {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
         return {"index": 0, **answer, "finish_reason": "stop"}
 
-    def _send(self, status: int, document: dict[str, Any]) -> None:
-        body = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    described: OpenAIServer
-
 
 @contextlib.contextmanager
 def openai_server(port: int = 0, **said: Any) -> Iterator[OpenAIServer]:
     """One that answers on loopback; at ``port``, where another one stood before."""
-    server = _Server(("127.0.0.1", port), _Handler)
-    server.described = OpenAIServer(f"http://127.0.0.1:{server.server_port}", server.server_port, **said)
-    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield server.described
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    of = OpenAIServer(**said)
+    with serving(_Handler, port, of=of) as of.url:
+        yield of

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 from hostile_server import chunk, stream
+from loopback import Handler, serving
 
 MODEL = "tiny"
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
@@ -54,6 +52,7 @@ class OtherServer:
     names: str | None = None  # in each answer, as its model; None: the one that was asked
     gives_back: int = 0  # which chat, from 1, gets an error with its key in it; 0: none
     seen: list[tuple[str, str | None]] = field(default_factory=list)
+    chats: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # their numbers
 
     def refuses(self, path: str, authorization: str | None) -> bool:
         self.seen.append((path, authorization))
@@ -61,61 +60,49 @@ class OtherServer:
         return self.key is not None and not is_open and authorization != f"Bearer {self.key}"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one write, or each answer waits 40 ms for the client's delayed acknowledgement
-    server: _Server
+    of: OtherServer
 
     def do_GET(self) -> None:
-        of = self.server.described
+        of = self.of
         if of.refuses(self.path, self.headers["Authorization"]):
             self._refuse()
         elif self.path in of.sends_on:
             self._send_on()
         elif self.path in of.documents:
-            self._send(200, json.dumps(of.documents[self.path]).encode())
+            self.answer(200, of.documents[self.path])
         else:
-            self._send(404, b'{"detail": "Not Found"}')
+            self.answer(404, {"detail": "Not Found"})
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.server.described.refuses(self.path, self.headers["Authorization"]):
+        asked = self.asked()
+        if self.of.refuses(self.path, self.headers["Authorization"]):
             self._refuse()
-        elif self.path in (of := self.server.described).sends_on and ("messages" in asked or of.sends_on_probes):
+        elif self.path in (of := self.of).sends_on and ("messages" in asked or of.sends_on_probes):
             self._send_on()
         elif self.path != CHAT or "messages" not in asked:
-            self._send(400, b'{"error": {"message": "messages: Field required", "type": "BadRequestError"}}')
+            self.answer(400, {"error": {"message": "messages: Field required", "type": "BadRequestError"}})
         else:
-            self.server.described.on_chat()
-            if self.server.next_chat() == self.server.described.gives_back:
+            self.of.on_chat()
+            if next(self.of.chats) == self.of.gives_back:
                 self._refuse()
             else:
-                names = self.server.described.names or asked["model"]
-                self._send(200, _answer(asked, names), "text/event-stream; charset=utf-8")
-
-    def log_message(self, *arguments: object) -> None: ...
+                names = self.of.names or asked["model"]
+                self.answer(200, _events(asked, names), {"Content-Type": "text/event-stream; charset=utf-8"})
 
     def _send_on(self) -> None:
-        status, location = self.server.described.sends_on[self.path]
-        self.send_response(status)
-        self.send_header("Location", location)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        status, location = self.of.sends_on[self.path]
+        self.answer(status, headers={"Location": location})
 
     def _refuse(self) -> None:
         """With the key that was offered, as some do."""
         offered = self.headers["Authorization"]
-        self._send(401, json.dumps({"error": {"message": f"Incorrect API key provided: {offered}"}}).encode())
-
-    def _send(self, status: int, body: bytes, kind: str = "application/json") -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.answer(401, {"error": {"message": f"Incorrect API key provided: {offered}"}})
 
 
-def _answer(asked: Mapping[str, Any], names: str) -> bytes:
+def _events(asked: Mapping[str, Any], names: str) -> bytes:
     """As many tokens as asked, one an event, each event with fields of the server's own."""
     count = asked.get("max_completion_tokens") or asked["max_tokens"]
     told = {"model": names, "system_fingerprint": "fp_1", "usage": None}
@@ -127,28 +114,13 @@ def _answer(asked: Mapping[str, Any], names: str) -> bytes:
     )
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    described: OtherServer
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self._chats = itertools.count(1)
-
-    def next_chat(self) -> int:
-        return next(self._chats)
-
-
 @contextlib.contextmanager
 def other_server(documents: Mapping[str, Any], **said: Any) -> Iterator[OtherServer]:
     """One that answers on loopback, as described."""
-    server = _Server()
-    server.described = OtherServer(f"http://127.0.0.1:{server.server_port}", documents, **said)
-    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield server.described
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    of = OtherServer(documents=documents, **said)
+    with serving(handler_of(of)) as of.url:
+        yield of
+
+
+def handler_of(of: OtherServer) -> type[Handler]:
+    return type("Handler", (_Handler,), {"of": of})

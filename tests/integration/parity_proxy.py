@@ -13,9 +13,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
+
+from loopback import Handler, serving
 
 REFUSED = ("nvext", "prompt_logprobs")
 
@@ -48,26 +48,26 @@ class Proxy:
         return self.lasts is not None and len(self.asked) > self.lasts
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1
-    server: _Server
+    of: Proxy
 
     def do_GET(self) -> None:
-        if self.server.described.is_gone:
+        if self.of.is_gone:
             self.close_connection = True
         elif self.path == "/v1/models":
-            listed = json.loads(urllib.request.urlopen(f"{self.server.described.behind}/v1/models").read())
+            listed = json.loads(urllib.request.urlopen(f"{self.of.behind}/v1/models").read())
             entries = [{"id": one["id"], "object": "model", "owned_by": "else"} for one in listed["data"]]
-            self._send(200, json.dumps({"object": "list", "data": entries}).encode())
+            self.answer(200, {"object": "list", "data": entries})
         else:
-            self._send(404, b"{}")
+            self.answer(404, {})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        of = self.server.described
+        body = self.asked()
+        of = self.of
         if found := [name for name in of.refuses if name in body]:
-            self._send(400, json.dumps({"error": {"message": f"{found[0]}: Extra inputs are not permitted"}}).encode())
+            self.answer(400, {"error": {"message": f"{found[0]}: Extra inputs are not permitted"}})
             return
         if "prompt" in body:
             of.asked.append(body)
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if (own := of.answers(body)) is not None:
-            self._send(200, own)
+            self._pass(200, own)
             return
         request = urllib.request.Request(
             f"{of.behind}{self.path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -83,13 +83,18 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             answer = urllib.request.urlopen(request, timeout=60).read()
         except urllib.error.HTTPError as error:
-            self._send(error.code, error.read())
+            self._pass(error.code, error.read())
             return
         name = of.next_name()
-        self._send(200, b"".join(self._changed(line, name) for line in answer.splitlines(keepends=True)))
+        self._pass(200, b"".join(self._changed(line, name) for line in answer.splitlines(keepends=True)))
+
+    def _pass(self, status: int, body: bytes) -> None:
+        kind = "text/event-stream" if body.startswith(b"data") else "application/json"
+        with contextlib.suppress(OSError):  # the client left
+            self.answer(status, body, {"Content-Type": kind})
 
     def _changed(self, line: bytes, name: str | None) -> bytes:
-        shifts = self.server.described.shifts
+        shifts = self.of.shifts
         prefix = b"data: " if line.startswith(b"data: ") else b""
         if (not shifts and name is None) or not line.startswith(prefix + b"{"):
             return line
@@ -100,31 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
             told["token_logprobs"] = [value + shifts for value in told.get("token_logprobs", ())]
         return prefix + json.dumps(event).encode() + b"\n"
 
-    def log_message(self, *arguments: object) -> None: ...
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "text/event-stream" if body.startswith(b"data") else "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        with contextlib.suppress(OSError):  # the client left
-            self.wfile.write(body)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    described: Proxy
-
 
 @contextlib.contextmanager
 def proxy(behind: str, **said: Any) -> Iterator[Proxy]:
-    server = _Server(("127.0.0.1", 0), _Handler)
-    server.described = Proxy(behind, f"http://127.0.0.1:{server.server_port}", **said)
-    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield server.described
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    of = Proxy(behind, **said)
+    with serving(_Handler, of=of) as of.url:
+        yield of

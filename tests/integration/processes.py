@@ -25,6 +25,8 @@ T = TypeVar("T")
 # Connections end with their answers, or a server that drains would wait for them.
 HTTP = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 START_SECONDS = 90.0
+TRTX = (sys.executable, "-c", "from trtx.cli.app import main; main()")
+"""The command ``trtx``, with this interpreter."""
 
 
 def until(what: str, ask: Callable[[], T | None], *, seconds: float = START_SECONDS, every: float = 0.02) -> T:

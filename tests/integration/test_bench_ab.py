@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import TRTX
 from topology_clients import wait_until
 
-TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 ARM = """
 topology: {{model: synthetic:tiny, engine: paced, overrides: [paced_ttft_ms=5, paced_itl_ms={itl}]}}
 load: {{concurrency: [2], isl: 32, osl: 8, request_count: 20, warmup_request_count: 0, prompt_corpus: random}}

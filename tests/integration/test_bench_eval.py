@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from called import only
 from playwright.sync_api import Browser
+from processes import TRTX
 from test_report_browser import browser  # noqa: F401  # a fixture
 from topology_clients import wait_until
 
@@ -39,11 +40,6 @@ def sweep(tmp_path: Path) -> Path:
     file = tmp_path / "sweep.yaml"
     file.write_text(SWEEP, encoding="utf-8")
     return file
-
-
-def only(parent: Path) -> Path:
-    (run_dir,) = parent.iterdir()
-    return run_dir
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,7 @@ def test_a_task_that_is_called_as_a_load_is_refused(tmp_path: Path, capfd: pytes
 
 @pytest.mark.parametrize("half", ["speed", "scores"])
 def test_a_run_that_is_killed_in_either_half_goes_on_with_what_it_lacks(half: str, sweep: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "bench"]
+    command = [*TRTX, "bench"]
     environment = dict(os.environ)
     bench = subprocess.Popen(
         [*command, str(sweep), "-o", str(tmp_path / "runs")],

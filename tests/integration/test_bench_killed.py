@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import TRTX
 from topology_clients import PACED, trtx_serve, wait_until
 
 pytestmark = pytest.mark.proof
@@ -39,7 +39,7 @@ def test_a_killed_bench_leaves_no_load_and_no_scratch_behind(tmp_path: Path) -> 
         trtx_serve(*PACED, "--model", "synthetic:tiny") as serve,
     ):
         plan = serve.wait_ready()
-        command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "bench", "--url", plan.url]
+        command = [*TRTX, "bench", "--url", plan.url]
         load = ["--concurrency", "2", "--request-count", "20000", "--isl", "32", "--osl", "32"]
         load += ["--prompt-corpus", "random"]  # which aiperf makes in less time
         bench = subprocess.Popen(

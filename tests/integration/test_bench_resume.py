@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from contextlib import suppress
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 
 import psutil
 from called import Done, call
+from processes import TRTX
 from recomputed_run import assert_recomputed
 from topology_clients import PACED, wait_until
 
-TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 # The second cell takes 4 s to measure: there is time to kill it in the middle.
 LOAD = ["--concurrency", "2,1", "--request-count", "24", "--isl", "32", "--osl", "8"]
 LOAD += ["--warmup-request-count", "4", "--prompt-corpus", "random"]  # which aiperf makes in less time

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -18,12 +17,12 @@ from typing import Any
 import pytest
 from called import Done, call
 from hostile_server import ANSWERS, OSL, hostile_server
+from processes import TRTX
 from recomputed_run import assert_recomputed
 from topology_clients import wait_until
 
 from trtx.topology import Plan
 
-TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 COUNT = len(ANSWERS)
 RANDOM = ["--prompt-corpus", "random"]  # which aiperf makes in less time
 EXPECTED = Counter(answer.reason for answer in ANSWERS.values() if answer.reason is not None)

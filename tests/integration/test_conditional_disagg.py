@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ BLOCK, THRESHOLD, LONGEST = 32, 64, 512
 POLICY = f"isl_bounding,eff_isl_threshold={THRESHOLD},eff_isl_ratio_threshold=1"
 SMALL = tuple(word for one in (f"max_seq_len={LONGEST}", "kv_cache_config.max_tokens=16384") for word in ("--set", one))
 ANSWER_TOKENS = 24
+WHOLE_AGAIN = "the topology is whole again: a request went through, and KV in its pair of workers"
 dice = random.Random(5)
 
 
@@ -166,11 +168,10 @@ def test_a_stream_of_such_a_prompt_has_events_with_data_alone(
 def test_a_dead_prefill_worker_cuts_no_such_stream_and_its_pair_is_proved_again(
     serving: ServeCommand, turns: list[list[int]]
 ) -> None:
-    """The last one: prefill-0 is another process afterwards."""
+    """Late: prefill-0 is another process afterwards."""
     plan, prompt = serving.plan(), turns[1]
     until_local(plan.url, prompt)
-    whole_again = "the topology is whole again: a request went through, and KV in its pair of workers"
-    before, known = counts(plan), serving.text().count(whole_again)
+    before, known = counts(plan), serving.text().count(WHOLE_AGAIN)
     length = LONGEST - len(prompt) - 1
     with ThreadPoolExecutor() as pool:
         streams = [pool.submit(lines_of_stream, plan.url, prompt, length) for _ in range(4)]
@@ -178,9 +179,37 @@ def test_a_dead_prefill_worker_cuts_no_such_stream_and_its_pair_is_proved_again(
         os.kill(serving.pid_of("prefill-0"), signal.SIGKILL)
         texts = [text_of(stream.result(timeout=120)) for stream in streams]
     assert len(set(texts)) == 1 and texts[0]
-    wait_until(lambda: serving.text().count(whole_again) > known, 60, "whole again")
+    wait_until(lambda: serving.text().count(WHOLE_AGAIN) > known, 60, "whole again")
     after = counts(plan)
     assert after["local"] - before["local"] == 4 and after["whole"] == after["recomputed"] == 0
     fresh = ask(plan.url, new_tokens(100))
     assert (fresh.outcome, fresh.prefill) == ("read", "prefill-0")
     assert until_local(plan.url, prompt).text
+
+
+@pytest.mark.proof
+def test_requests_without_a_decode_worker_are_503s_until_it_has_started_again(serving: ServeCommand) -> None:
+    """The last one: decode-0 is another process afterwards. Dynamo 1.6.1 answers 500s at first, and then 404s."""
+    url, ended, known = serving.plan().url, threading.Event(), serving.text().count(WHOLE_AGAIN)
+    answers: list[list[tuple[int, Any]]] = [[] for _ in range(8)]
+
+    def ask_on(its_answers: list[tuple[int, Any]]) -> None:
+        prompt = new_tokens(8)
+        while not ended.wait(0.01):
+            its_answers.append(post(url, "/v1/completions", body(prompt, max_tokens=2)))
+
+    with ThreadPoolExecutor(len(answers)) as pool:
+        clients = [pool.submit(ask_on, one) for one in answers]
+        try:
+            wait_until(lambda: all(answers), 20, "each client has an answer")
+            os.kill(serving.pid_of("decode-0"), signal.SIGKILL)
+            wait_until(lambda: serving.text().count(WHOLE_AGAIN) > known, 60, "whole again")
+        finally:
+            ended.set()
+    for client in clients:
+        client.result()
+    found = [answer for one in answers for answer in one]
+    assert {status for status, _ in found} == {200, 503}
+    sentences = [document["message"] for status, document in found if status == 503]
+    assert any("no worker of the model is ready now" in sentence for sentence in sentences)
+    assert ask(url, new_tokens(8)).text

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from device_peer import DTYPE, WIDTH, Encoder, embedding
-from processes import freeze
+from device_peer import Encoder
+from embedding_peer import DTYPE, WIDTH, embedding
+from processes import freeze, until
 
 from trtx.ipc.shared_tensor import SharedTensor, SharedTensorElsewhere, open_shared, remove_shared, share_place
 from trtx.torch_engine.embeddings import EmbeddingGone, EmbeddingHandle, EmbeddingReader, EmbeddingUnreachable
@@ -94,13 +94,6 @@ def arrives(loader: EmbeddingLoader, shared: SharedTensor, seed: int) -> bool:
     return torch.equal(loaded.tensor.cpu(), embedding(seed, loaded.rows))
 
 
-def until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_rows_arrive_bit_for_bit_from_memory_and_nothing_is_left(
     encoder: Encoder, loader: EmbeddingLoader, scratch: Path
 ) -> None:
@@ -134,7 +127,7 @@ def test_one_that_was_taken_over_and_never_removed_costs_a_deadline(start: Start
     """Whoever took it was killed, say."""
     encoder = start(lease_s=0.3)
     lost = [taken(encoder.offer(1, ROWS)).path, encoder.offer(2, ROWS).path]  # of the second no reader came
-    until(lambda: encoder.held() == (0, 0))
+    until("the encoder holds nothing", lambda: encoder.held() == (0, 0))
     assert not any(Path(path or "").exists() for path in lost)
 
 
@@ -155,7 +148,7 @@ def test_a_killed_encoder_costs_its_own_embeddings_alone(
     never.close()
     reader: Any = loader._reader
     (gone,) = [one for one in reader._neighbours._known.values() if one.pid == dead.process.pid]
-    until(lambda: gone.pool is None)  # its GPU memory may stay taken while somebody has it open
+    until("the pool is closed", lambda: gone.pool is None)  # its GPU memory may stay taken while somebody has it open
     assert arrives(loader, taken(encoder.offer(4, ROWS)), 4)
 
 
@@ -212,7 +205,7 @@ def test_memory_that_cannot_be_opened_from_here_is_told_for_good(
     [
         ({"version": 2}, "format version 2"),
         ({"block_bytes": 4096}, "blocks of 4096 bytes"),
-        ({"block_ids": (0, 1)}, "names 2 blocks"),
+        ({"block_ids": (0, 1)}, "names 2 of 256 blocks"),
         ({"block_ids": (1 << 20,)}, "of 256"),
         (None, "can't be read"),
     ],

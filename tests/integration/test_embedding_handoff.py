@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from embedding_peer import DTYPE, WIDTH, Exporter, embedding
-from processes import freeze
+from processes import freeze, until
 
 from trtx.ipc.shared_tensor import open_shared, remove_shared, share
 from trtx.torch_engine.embeddings import (
@@ -55,7 +55,7 @@ def the_peer(start: Callable[[float], Exporter]) -> Exporter:
 @pytest.fixture
 def peer(the_peer: Exporter) -> Iterator[Exporter]:
     """An exporter that no test harms. It holds nothing when a test begins."""
-    until(lambda: the_peer.ask("held")[0] == 0)
+    until("no lease is left", lambda: the_peer.ask("held")[0] == 0)
     yield the_peer
 
 
@@ -66,19 +66,12 @@ def read(reader: EmbeddingReader, handle: EmbeddingHandle) -> torch.Tensor:
     return rows
 
 
-def until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_rows_arrive_bit_for_bit_and_their_lease_ends(reader: EmbeddingReader, peer: Exporter) -> None:
     handles = [peer.offer(seed, rows) for seed, rows in ((1, ROWS), (2, 1), (3, 64))]
     assert peer.ask("held") == [3, (ROWS + 1 + 64) * WIDTH * 2, 0]
     for seed, handle in reversed(list(enumerate(handles, start=1))):
         assert torch.equal(read(reader, handle), embedding(seed, handle.tensor_size[0]))
-    until(lambda: peer.ask("held") == [0, 0, 0])
+    until("the peer holds nothing", lambda: peer.ask("held") == [0, 0, 0])
     narrow = peer.offer(4, 1)
     with pytest.raises(EmbeddingMismatch, match="4096 columns of bfloat16; expected 4097"):
         reader.read(narrow, width=WIDTH + 1, dtype=DTYPE)
@@ -91,7 +84,7 @@ def test_the_arena_is_bounded_at_both_ends(reader: EmbeddingReader, peer: Export
     assert "arena for NIXL" in peer.ask("offer", 2, 1)
     assert peer.ask("held")[0] == 1
     assert torch.equal(read(reader, whole), embedding(1, rows))
-    until(lambda: peer.ask("held")[0] == 0)
+    until("no lease is left", lambda: peer.ask("held")[0] == 0)
     free = peer.offer(2, 1)
     small = EmbeddingReader(arena_bytes=1 << 20)
     with pytest.raises(EmbeddingMismatch, match="expected at most 1048576"):
@@ -142,7 +135,7 @@ def test_a_reader_that_never_comes_costs_a_deadline(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     exports = EmbeddingExports(arena_bytes=1 << 20, lease_s=0.2)
     exports.offer(b"", share(embedding(1, 8)), None)
-    until(lambda: (exports.leases, exports.leased_bytes, exports.expired) == (0, 0, 1))
+    until("the lease has expired", lambda: (exports.leases, exports.leased_bytes, exports.expired) == (0, 0, 1))
     whole = (1 << 20) // (WIDTH * 2)
     assert exports.offer(b"", share(embedding(1, whole)), None).nixl is not None  # all blocks are free again
     exports.close()

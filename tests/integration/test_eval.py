@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from called import only
 from openai_server import MODEL, OpenAIServer, openai_server
+from processes import TRTX
 from topology_clients import wait_until
 
 from trtx.checkpoint import resolve_checkpoint
@@ -68,11 +69,6 @@ def of_hf() -> dict[str, Any]:
         bootstrap_iters=0,
     )
     return found
-
-
-def only(parent: Path) -> Path:
-    (run_dir,) = parent.iterdir()
-    return run_dir
 
 
 def scores(run_dir: Path, topology: str) -> TopologyScores:
@@ -244,7 +240,7 @@ def test_a_run_that_is_killed_and_then_loses_its_server_asks_for_nothing_twice(
     with openai_server(echoes=False, delay_s=0.1) as server:
         tasks = "trtx_arithmetic,trtx_arithmetic_choice"
         argv = attached(server, tmp_path, "--endpoint-type", "chat", "--concurrency", "1", tasks=tasks)
-        command = [sys.executable, "-c", "from trtx.cli.app import main; main()", *argv]
+        command = [*TRTX, *argv]
         running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             wait_until(lambda: len(server.asked) >= 3, 60, "three answers")

@@ -11,15 +11,15 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import httpx
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
+from loopback import Handler, serving
 from tokenizers import Tokenizer
 
 from trtx.checkpoint import resolve_checkpoint
@@ -496,12 +496,12 @@ TINY = Tokenizer.from_file(str(resolve_checkpoint("synthetic:tiny-trained").path
 def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
     """A server whose answer is its prompt, or a failure with the status that ``fails`` says."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Echo(Handler):
         def do_GET(self) -> None:
-            self.say(200, {"data": [{"id": "echo", "context_window": 40}]})
+            self.answer(200, {"data": [{"id": "echo", "context_window": 40}]})
 
         def do_POST(self) -> None:
-            prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+            prompt = self.asked()["prompt"]
             if not isinstance(prompt, str):
                 prompt = TINY.decode(prompt, skip_special_tokens=False)
             status = fails(prompt)
@@ -510,27 +510,10 @@ def echoing(fails: Callable[[str], int] = lambda prompt: 200) -> Iterator[str]:
                 return
             whole = {"choices": [{"text": prompt, "finish_reason": "stop"}]}
             answer = whole if status == 200 else {"error": {"message": f"no {prompt}"}}
-            self.say(200 if status == ERROR_IN_ANSWER else status, answer)
+            self.answer(200 if status == ERROR_IN_ANSWER else status, answer, {"Retry-After": "0"})
 
-        def say(self, status: int, document: dict[str, Any]) -> None:
-            body = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("Retry-After", "0")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Echo) as url:
+        yield url
 
 
 def ask(asked: EvalJob, url: str, directory: Path, tokenizer: Any = None) -> tuple[TopologyScores, list[EvalProgress]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import lm_eval
 import pytest
+from called import only
 from openai_server import MODEL, openai_server
 
 from trtx.cli.app import run
@@ -71,11 +72,6 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     argv += ["--model", f"synthetic:{MODEL}", "--min-score", "trtx_json-constrained:schema_compliance:0.5"]
     assert run([*argv, "-o", str(parent)]) == 0
     return only(parent)
-
-
-def only(parent: Path) -> Path:
-    (run_dir,) = parent.iterdir()
-    return run_dir
 
 
 def tasks(run_dir: Path, topology: str = "agg") -> dict[str, ScoredTask]:

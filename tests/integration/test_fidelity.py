@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from called import only
 from openai_server import openai_server
 from parity_proxy import proxy
 from topology_clients import trtx_serve
@@ -25,11 +26,6 @@ from trtx.torch_engine.llmapi import OfflineEngine
 
 MODEL = "synthetic:tiny-trained"
 PROMPTS, OSL = 12, 8
-
-
-def only(parent: Path) -> Path:
-    (run_dir,) = parent.iterdir()
-    return run_dir
 
 
 def asked(*more: str, model: str = MODEL, prompts: int | Path = PROMPTS, osl: int = OSL) -> list[str]:

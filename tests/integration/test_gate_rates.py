@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from processes import TRTX
 
-TRTX = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 ROUNDS = int(os.environ.get("TRTX_ROUNDS", "20"))
 TTFT_MS, ITL_MS = 40, 12
 # What the engine alone decides. In TTFT, E2E and tokens/s is what the client and the frontend take of a request, too.

@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 from guided_answers import GuidedAnswer, ask
-from processes import Topology, topology, until
+from processes import HTTP, Topology, topology, until
 from test_worker import metric
 
 from trtx.checkpoint import resolve_checkpoint
@@ -181,6 +181,27 @@ def test_a_named_tool_is_called_once_with_arguments_of_its_schema(agg: Topology,
     assert answer.finish_reason == "tool_calls"
     answer = in_every_way(agg, disagg, RESPONSES, **FLAT_TOOLS, tool_choice={"type": "function", "name": "animals"})
     assert [name for name, _ in answer.calls] == ["animals"] and is_of_schema(answer.calls[0][1])
+
+
+@pytest.mark.parametrize("choice", [named("animals"), {"tool_choice": "required"}], ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_forced_call_has_the_log_probabilities_of_its_tokens(
+    agg: Topology, disagg: Topology, choice: dict[str, Any], stream: bool
+) -> None:
+    body = {
+        "model": agg.model_name,
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 150,
+        "stream": stream,
+    }
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    for running in (agg, disagg):
+        sent = {**body, **options, **TOOLS, **choice, "logprobs": True, "temperature": 0}
+        text = HTTP.post(f"{running.url}/v1/{CHAT}", json=sent, timeout=60).text
+        lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: {", "{"))]
+        chunks = [json.loads(line) for line in lines]
+        logprobs = [one["logprobs"]["content"] for chunk in chunks for one in chunk["choices"] if one["logprobs"]]
+        assert sum(map(len, logprobs)) == chunks[-1]["usage"]["completion_tokens"]
 
 
 @pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}], ids=str)

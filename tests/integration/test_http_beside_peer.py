@@ -20,19 +20,17 @@ _PEER = f"""
 import argparse, json, os, sys
 seen = {{"argv": sys.argv[1:], "pythonpath": os.environ["PYTHONPATH"], "path": list(sys.path), "pid": os.getpid()}}
 open(__spec__.name.split(".")[0] + ".json", "w").write(json.dumps(seen))
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "integration")!r}]
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(ROOT / "tests" / "integration")!r}]
+import http.server
 import other_server
 asked = argparse.ArgumentParser()
 for flag in ("--load-format", "--host", "--port", "--served-model-name"):
     asked.add_argument(flag)
 said, _ = asked.parse_known_args()
 other_server.MODEL = said.served_model_name
-server = other_server._Server.__new__(other_server._Server)
 documents = {{**other_server.VLLM, other_server.MODELS: other_server.models("vllm", "peer")}}
-server.described = other_server.OtherServer(documents=documents)
-server._chats = other_server.itertools.count(1)
-other_server.ThreadingHTTPServer.__init__(server, (said.host, int(said.port)), other_server._Handler)
-server.serve_forever()
+handler = other_server.handler_of(other_server.OtherServer(documents=documents))
+http.server.ThreadingHTTPServer((said.host, int(said.port)), handler).serve_forever()
 """
 
 

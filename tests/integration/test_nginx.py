@@ -13,13 +13,13 @@ import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from called import call
 from certificates import make
+from loopback import Handler, serving
 from nginx_process import Nginx, running_nginx
 from processes import free_port, until
 from topology_clients import trtx_serve
@@ -62,73 +62,46 @@ class Frontend:
     goes_on: threading.Event = field(default_factory=threading.Event)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    plays: Frontend
 
     def do_GET(self) -> None:
         self._answer()
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.body()
         self._answer()
 
     def _answer(self) -> None:
-        plays = self.server.plays
+        plays = self.plays
         plays.seen.append((self.path, self.headers["Authorization"]))
         if plays.behaves == "dies":  # with the whole request read
             self.close_connection = True
         elif plays.behaves.isdecimal():
-            self._send(int(plays.behaves), b"{}")
+            self.answer(int(plays.behaves), b"{}")
         elif plays.behaves == "answers":
-            self._send(200, b'{"choices": []}')
+            self.answer(200, b'{"choices": []}')
         else:
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            self._event(b"data: one\n\n")
+            self.chunk(b"data: one\n\n")
             if plays.behaves == "dies in a stream":
                 self.close_connection = True
                 return
             assert plays.goes_on.wait(30)
-            self._event(b"data: [DONE]\n\n")
-            self._event(b"")
-
-    def _event(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.flush()
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None: ...
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, port: int, plays: Frontend) -> None:
-        self.plays = plays
-        super().__init__(("127.0.0.1", port), _Handler)
+            self.chunk(b"data: [DONE]\n\n")
+            self.chunk(b"")
 
 
 @contextlib.contextmanager
 def played(port: int, *frontends: Frontend) -> Iterator[None]:
-    servers = [_Server(port + index, plays) for index, plays in enumerate(frontends)]
-    threads = [threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.01}) for one in servers]
-    for thread in threads:
-        thread.start()
-    try:
+    with contextlib.ExitStack() as stack:
+        for index, plays in enumerate(frontends):
+            stack.enter_context(serving(_Handler, port + index, plays=plays))
         yield
-    finally:
-        for server, thread in zip(servers, threads, strict=True):
-            server.shutdown()
-            thread.join()
-            server.server_close()
 
 
 def ask(port: int, path: str = PATH, key: str | None = None, method: str = "POST") -> tuple[int, bytes]:

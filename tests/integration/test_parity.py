@@ -7,12 +7,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
+from called import only
+from processes import TRTX
 from topology_clients import wait_until
 
 from trtx.cli.app import run
@@ -24,11 +25,6 @@ from trtx.topology import Plan
 MODEL, TRAINED = "synthetic:tiny", "synthetic:tiny-trained"
 EXACT = ("--set", "dtype=float32")
 """In bfloat16, the default for TRAINED on some processors, rounding decides tokens of long answers."""
-
-
-def only(parent: Path) -> Path:
-    (run_dir,) = parent.iterdir()
-    return run_dir
 
 
 def compared(run_dir: Path) -> tuple[Parity, dict[str, ComparedRoute]]:
@@ -109,7 +105,7 @@ def test_an_interrupted_run_says_what_is_kept_and_goes_on_with_the_passes_that_a
     """With a fault that never fires, which is no verdict."""
     monkeypatch.setenv("TRTX_FAULT", "swap-block:every=1000,layer=0")
     argv = ["eval", "parity", "--model", MODEL, "--routes", "disagg", "--prompts", "16", "--isl", "64", "--osl", "8"]
-    command = [sys.executable, "-c", "from trtx.cli.app import main; main()", *argv, "-o", str(tmp_path)]
+    command = [*TRTX, *argv, "-o", str(tmp_path)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: bool(list(tmp_path.glob("*/eval/agg-again/answers.jsonl"))), 200, "the second pass")
@@ -247,7 +243,7 @@ def test_without_the_fault_the_same_requests_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_interrupted_leaves_nothing_running(signal_number: signal.Signals, tmp_path: Path) -> None:
     argv = ["eval", "parity", "--model", MODEL, "--routes", "disagg", "--prompts", "400", "-o", str(tmp_path)]
-    command = [sys.executable, "-c", "from trtx.cli.app import main; main()", *argv]
+    command = [*TRTX, *argv]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ.copy())
     try:
         wait_until(lambda: bool(list(tmp_path.glob("*/eval/agg/answers.jsonl"))), 200, "the first pass")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from called import only
 from openai_server import openai_server
 from parity_proxy import proxy
 from topology_clients import trtx_serve
@@ -29,11 +30,6 @@ def url() -> Iterator[str]:
 
 def parity(parent: Path, *argv: str) -> int:
     return run(["eval", "parity", *SMALL, *argv, "-o", str(parent)])
-
-
-def only(parent: Path) -> Path:
-    (run_dir,) = parent.iterdir()
-    return run_dir
 
 
 def judgements(run_dir: Path) -> dict[tuple[str, str], str]:

@@ -6,16 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import TRTX
 from topology_clients import PACED, nothing_left, wait_until
 
 from trtx.launch.processes import members
 from trtx.topology import Plan
-
-COMMAND = [sys.executable, "-c", "from trtx.cli.app import main; main()"]
 
 
 def topology_of(run_parent: Path) -> Plan | None:
@@ -39,7 +37,7 @@ def test_it_stops_cleanly_though_nobody_reads_any_more(tmp_path: Path, verb: str
     errors = tmp_path / "stderr.txt"
     with errors.open("wb") as stderr:
         shown = {"serve": {"stdout": write_end, "stderr": stderr}, "bench": {"stdout": stderr, "stderr": write_end}}
-        process = subprocess.Popen([*COMMAND, *arguments], stdin=subprocess.DEVNULL, **shown[verb])  # type: ignore[call-overload]
+        process = subprocess.Popen([*TRTX, *arguments], stdin=subprocess.DEVNULL, **shown[verb])  # type: ignore[call-overload]
     os.close(write_end)
     try:
         wait_until(lambda: topology_of(tmp_path) is not None, 60, "frontend and worker started")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from judged_runs import a_needle_run, a_run, an_ab_run, compared, judged, retrieval
-from playwright.sync_api import Browser, Error, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_trial
 from trtx.bench.stage_rows import write_rows
@@ -39,16 +39,22 @@ def browser() -> Iterator[Browser]:
         running.close()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_draws_its_charts_offline_and_without_errors(browser: Browser, tmp_path: Path, width: int) -> None:
-    run = Path(shutil.copytree(RUN, tmp_path / "run"))
-    render(run)
+def watched_page(browser: Browser, width: int) -> tuple[Page, list[str], list[str]]:
+    """An empty page, what it will complain of, and the URLs that it will request."""
     page = browser.new_page(viewport={"width": width, "height": 900})
     complaints: list[str] = []
     requested: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: requested.append(request.url))
+    return page, complaints, requested
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_draws_its_charts_offline_and_without_errors(browser: Browser, tmp_path: Path, width: int) -> None:
+    run = Path(shutil.copytree(RUN, tmp_path / "run"))
+    render(run)
+    page, complaints, requested = watched_page(browser, width)
     page.goto((run / "report.html").as_uri())
     for name in CHARTS:
         page.wait_for_selector(f"#{name} .main-svg .scatterlayer .points path")
@@ -262,12 +268,7 @@ def test_what_needle_found_is_drawn_with_a_dash_where_nobody_answered(
     )
     run = a_needle_run(tmp_path / "run", found)
     render_evaluation(run)
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    complaints: list[str] = []
-    requested: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: requested.append(request.url))
+    page, complaints, requested = watched_page(browser, width)
     page.goto((run / "report.html").as_uri())
     chart = page.locator("#retrieval-agg-needle")
     page.wait_for_selector("#retrieval-agg-needle .heatmaplayer image")

@@ -8,14 +8,13 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from processes import HTTP
+from processes import HTTP, TRTX
 from topology_clients import (
     PACED,
     Load,
@@ -32,9 +31,9 @@ from trtx.launch.processes import members
 from trtx.topology import Plan
 
 
-def run_trtx(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from trtx.cli.app import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+def run_trtx(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*TRTX, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def listeners(plan: Plan) -> set[str]:

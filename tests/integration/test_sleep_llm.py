@@ -56,6 +56,10 @@ def test_under_load_every_request_is_answered_as_before_or_refused_because_the_e
             llm.release(["sampler"])
         with pytest.raises(RequestError, match="the engine is not asleep, so there is nothing to wake"):
             llm.resume()
+        llm.update_weights("synthetic:tiny")  # a name, as for LLM
+        assert llm.generate(PROMPTS[0], GREEDY).outputs[0].token_ids == expected[0]
+        with pytest.raises(RequestError, match="'/no/model' is not a directory on this machine"):
+            llm.update_weights("/no/model")
         llm.release()
         os.kill(llm.engine_pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="engine process died"):

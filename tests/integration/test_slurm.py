@@ -88,9 +88,6 @@ class Job:
         (found,) = (path for path in self.directory.glob("trtx-*") if path.is_dir())
         return found
 
-    def log_of(self, process: str) -> str:
-        return (self.run / "logs" / f"{process}.log").read_text()
-
     def await_ready(self) -> None:
         def ready() -> bool:
             assert self.cluster.state(self.id) not in ENDED, self.all_logs()

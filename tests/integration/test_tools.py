@@ -145,6 +145,15 @@ def test_half_a_call_is_never_told_as_a_whole_one(served: Plan) -> None:
         assert (cut["calls"], finish) == ({}, "length")
 
 
+@pytest.mark.parametrize("forced", ["required", {"type": "function", "function": {"name": "get_time"}}], ids=str)
+def test_a_forced_call_that_is_cut_leaves_no_text(served: Plan, forced: Any) -> None:
+    for length in (1, 5):
+        streamed, finish = joined(chat(served, "two", tools=TOOLS, tool_choice=forced, max_tokens=length, stream=True))
+        assert (streamed["content"], finish) == ("", "length")
+        whole, finish = message_of(chat(served, "two", tools=TOOLS, tool_choice=forced, max_tokens=length))
+        assert (whole["content"], whole["calls"], finish) == ("", {}, "length")
+
+
 @pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "none"}, {}])
 def test_an_answer_to_a_request_without_callable_tools_has_no_call(served: Plan, fields: dict[str, Any]) -> None:
     message, finish = both(served, "agent", **fields)

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from processes import HTTP
+from processes import HTTP, TRTX
 
 from trtx.launch.processes import members
 from trtx.topology import Plan
@@ -76,7 +75,7 @@ def trtx_serve(*arguments: str) -> Iterator[ServeCommand]:
         runs = Path(directory) / "runs"
         if "--port" not in arguments:
             arguments = (*arguments, "--port", "0")
-        command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "serve", "-o", str(runs), *arguments]
+        command = [*TRTX, "serve", "-o", str(runs), *arguments]
         with output.open("ab") as stream:  # appended to, as a log is: a test may write there too
             process = subprocess.Popen(
                 command,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from loopback import Handler, serving
 
 
 @dataclass(frozen=True)
@@ -41,30 +41,21 @@ class TraceCollector:
 def collector() -> Iterator[TraceCollector]:
     """Serves while inside."""
 
-    class Handler(BaseHTTPRequestHandler):
+    kept = TraceCollector("")
+
+    class Traces(Handler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.body()
             try:
                 if self.path == "/v1/traces":
                     is_json = self.headers["Content-Type"] == "application/json"
                     kept.spans.extend(_of_json(json.loads(body)) if is_json else _of_protobuf(body))
             except Exception as error:
                 kept.complaints.append(repr(error))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.answer(200)
 
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    kept = TraceCollector(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(Traces) as kept.url:
         yield kept
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def _of_json(document: dict[str, Any]) -> Iterator[CollectedSpan]:

@@ -15,7 +15,7 @@ import torch
 from text_scores import share_text
 from tool_conversations import MIX, Conversation, conversations
 from tool_rendering import encoded, rendered
-from train_tiny import Spent
+from training_run import Spent
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trtx.checkpoint.shapes import SHAPES

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from trtx.checkpoint.tokenizer import BOS, IM_END, PAD, SPECIAL_TOKENS, TokenizerFiles
+from trtx.checkpoint.tokenizer import SPECIAL_TOKENS, TokenizerFiles, tokenizer_config
 
 # As in Qwen3, these are tokens, but not special ones: the engine shows them, and the parsers read them as text.
 MARKS = (
@@ -46,20 +46,8 @@ def make_tool_tokenizer(vocab_size: int, context_length: int, corpus: Iterable[s
         token["special"] = token["content"] not in MARKS
     if (found := len(state["model"]["vocab"])) != vocab_size:
         raise ValueError(f"the corpus gives {found} tokens; expected {vocab_size}")
-    return TokenizerFiles(state, _config(context_length, state["added_tokens"], template), (), template)
-
-
-def _config(context_length: int, added: list[dict[str, Any]], template: str) -> dict[str, Any]:
-    return {
-        "added_tokens_decoder": {
-            str(token["id"]): {name: value for name, value in token.items() if name != "id"} for token in added
-        },
-        "bos_token": BOS,
-        "eos_token": IM_END,
-        "pad_token": PAD,
-        "add_bos_token": False,
-        "chat_template": template,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": context_length,
-        "tokenizer_class": "PreTrainedTokenizerFast",
+    added = {
+        str(token["id"]): {name: value for name, value in token.items() if name != "id"}
+        for token in state["added_tokens"]
     }
+    return TokenizerFiles(state, tokenizer_config(context_length, added, template), (), template)

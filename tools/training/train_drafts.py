@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from muon import Float32Muon
 from safetensors.torch import save_file
 from torch import Tensor
+from training_run import encoder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trtx.checkpoint.synthetic import TRAINED_DIRECTORY
@@ -366,11 +367,7 @@ def main() -> None:
     target = AutoModelForCausalLM.from_pretrained(
         TRAINED_DIRECTORY, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    backend = AutoTokenizer.from_pretrained(TRAINED_DIRECTORY).backend_tokenizer
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        return ids
+    encode = encoder(AutoTokenizer.from_pretrained(TRAINED_DIRECTORY))
 
     if arguments.only != "eagle3":
         train_draft(

@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from text_scores import score_tasks
 from training_report import table, write_scores, write_training
+from training_run import Spent, descend, encoder, resume, save, set_rates, suspend
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from trtx.checkpoint.shapes import SHAPES
@@ -120,40 +121,6 @@ def corpus(seed: int) -> Iterator[str]:
         yield from (noun, f" {noun}") * 50
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Time and tokens spent on all steps so far, over all runs. ``tokens``: the tokens with a loss."""
-
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    tokens: int = 0
-
-
-Optimizers = tuple[tuple[torch.optim.Optimizer, float], ...]
-
-
-def suspend(state: Path, model: Any, optimizers: Optimizers, step: int, spent: Spent) -> None:
-    """Writes the training state to a file atomically."""
-    part = state.with_suffix(".part")
-    held = {
-        "model": model.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer, _ in optimizers],
-        "step": step,
-        "spent": asdict(spent),
-    }
-    torch.save(held, part)
-    part.replace(state)
-
-
-def resume(state: Path, model: Any, optimizers: Optimizers) -> tuple[int, Spent]:
-    """Restores the training state; returns the next step, and the time and tokens of the previous ones."""
-    held = torch.load(state, map_location="cpu")
-    model.load_state_dict(held["model"])
-    for (optimizer, _), one in zip(optimizers, held["optimizers"], strict=True):
-        optimizer.load_state_dict(one)
-    return held["step"], Spent(**held["spent"])
-
-
 def fill_rows(source: Documents, length: int) -> Rows:
     """Returns the rows of one step. A row consists of whole documents; the last one is truncated."""
     ids, weights = [], []
@@ -208,21 +175,6 @@ def rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARM_UP_STEPS) * (LAST_RATE + (1 - LAST_RATE) * cosine)
 
 
-def set_rates(optimizers: Optimizers, share: float) -> None:
-    """Sets each learning rate to ``share`` of its peak."""
-    for optimizer, peak in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = peak * share
-
-
-def descend(model: Any, optimizers: Optimizers, loss: torch.Tensor) -> None:
-    """One step of all optimizers, down the gradient of ``loss``."""
-    model.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    for optimizer, _ in optimizers:
-        optimizer.step()
-
-
 def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: str) -> None:
     """Trains the model. If the file ``state`` of an interrupted run exists, resumes from it."""
     torch.set_num_threads(threads)
@@ -233,11 +185,7 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: s
     files = make_tokenizer(config["vocab_size"], config["max_position_embeddings"], corpus(seed))
     write_model_files(config, files, out)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    backend = tokenizer.backend_tokenizer
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        return ids
+    encode = encoder(tokenizer)
 
     model = AutoModelForCausalLM.from_config(
         Qwen3Config.from_pretrained(out), dtype=torch.float32, attn_implementation="eager"
@@ -250,10 +198,7 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: s
         (torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.0), MUON_RATE),
         (torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0), ADAM_RATE),
     )
-    begin, spent = 0, Spent()
-    if state.exists():
-        begin, spent = resume(state, model, optimizers)
-        log.info("goes on from step %d of %s", begin, state)
+    begin, spent = resume(state, model, optimizers)
     wall, cpu = time.monotonic() - spent.seconds, time.process_time() - spent.cpu_seconds
     for step in range(begin, steps):
         lengths = ROW_LENGTHS_FIRST if step < LATER_FROM * steps else ROW_LENGTHS_LATER
@@ -279,17 +224,6 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, device: s
     where = f"{threads} CPU threads" if device == "cpu" else torch.cuda.get_device_name()
     write_training(out, command, steps, spent.tokens, spent.seconds, spent.cpu_seconds, where)
     write_scores(out)
-
-
-def save(model: Any, out: Path) -> None:
-    """Writes bfloat16 safetensors with Hugging Face tensor names; the tied head is not stored twice."""
-    from safetensors.torch import save_file
-
-    state = {name: value.detach().bfloat16().cpu().contiguous() for name, value in model.state_dict().items()}
-    state.pop("lm_head.weight", None)
-    path = out / "model.safetensors"
-    save_file(state, path, metadata={"format": "pt"})
-    path.chmod(0o644)
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ from tool_conversations import Conversation, conversations
 from tool_rendering import encoded, rendered
 from tool_scores import score_kinds, score_table, write_scores, write_training
 from tool_tokenizer import make_tool_tokenizer
-from train_tiny import Rows, Spent, descend, initialize, resume, save, set_rates, suspend
+from train_tiny import Rows, initialize
+from training_run import Spent, descend, encoder, resume, save, set_rates, suspend
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from trtx.checkpoint.shapes import SHAPES
@@ -107,11 +108,7 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, scored: i
     files = make_tool_tokenizer(config["vocab_size"], config["max_position_embeddings"], corpus(seed), template)
     write_model_files(config, files, out)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    backend = tokenizer.backend_tokenizer
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        return ids
+    encode = encoder(tokenizer)
 
     model = AutoModelForCausalLM.from_config(
         Qwen3Config.from_pretrained(out), dtype=torch.float32, attn_implementation="sdpa"
@@ -123,10 +120,7 @@ def train(out: Path, state: Path, steps: int, seed: int, threads: int, scored: i
         (Float32Muon(matrices, MUON_RATE), MUON_RATE),
         (torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0), ADAM_RATE),
     )
-    begin, spent = 0, Spent()
-    if state.exists():
-        begin, spent = resume(state, model, optimizers)
-        log.info("goes on from step %d of %s", begin, state)
+    begin, spent = resume(state, model, optimizers)
     wall, cpu = time.monotonic() - spent.seconds, time.process_time() - spent.cpu_seconds
     rows: list[Rows] = []
     for step in range(begin, steps):

@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from picture_tasks import Question, conversation, corpus, turn
 from pictures import Kind, Scene, draw, draw_scene
 from row_targets import row_targets, target_sizes
-from train_tiny import Spent, rate, resume, suspend
+from train_tiny import rate
+from training_run import Spent, encoder, resume, set_rates, suspend
 from transformers import (
     AutoImageProcessor,
     AutoTokenizer,
@@ -154,11 +155,7 @@ def train(out: Path, state: Path, *, tower_steps: int, steps: int, seed: int, th
     state.parent.mkdir(parents=True, exist_ok=True)
     _write_files(out)
     tokenizer, processor = AutoTokenizer.from_pretrained(out), AutoImageProcessor.from_pretrained(out)
-    backend = tokenizer.backend_tokenizer
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        return ids
+    encode = encoder(tokenizer)
 
     def pixels(scene: Scene) -> torch.Tensor:
         found: torch.Tensor = processor(draw(scene), return_tensors="pt")["pixel_values"][0]
@@ -180,18 +177,13 @@ def train(out: Path, state: Path, *, tower_steps: int, steps: int, seed: int, th
             ADAM_RATE,
         ),
     )
-    begin, spent = 0, Spent()
-    if state.exists():
-        begin, spent = resume(state, trained, optimizers)
-        log.info("goes on from step %d of %s", begin, state)
+    begin, spent = resume(state, trained, optimizers)
     wall, cpu = time.monotonic() - spent.seconds, time.process_time() - spent.cpu_seconds
     source = Conversations(encode, pixels, SHAPE.config["image_seq_length"])
     for step in range(begin, tower_steps + steps):
         in_tower = step < tower_steps
         share = rate(step, tower_steps) if in_tower else rate(step - tower_steps, steps)
-        for optimizer, peak in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = peak * share
+        set_rates(optimizers, share)
         model.train()
         trained.zero_grad(set_to_none=True)
         if in_tower:

@@ -56,7 +56,6 @@ class Phases:
     steady: Span
     drain: Span
     sent_count: int  # requests sent in the steady part, over which latencies and lengths are computed
-    ended_count: int  # requests that ended in it, including failures
     mean_in_flight: float  # number of requests, over the steady part
 
 
@@ -206,7 +205,6 @@ def _cut(records: Sequence[RequestRecord], start_ns: int, end_ns: int) -> Phases
         steady=steady,
         drain=Span(end_ns, max(record.end_ns for record in records)),
         sent_count=len(sent_in(records, steady)),
-        ended_count=sum(start_ns < record.end_ns <= end_ns for record in records),
         mean_in_flight=in_flight_ns / (end_ns - start_ns),
     )
 

@@ -74,10 +74,6 @@ CLASSES: Mapping[str, ConfigClass] = MappingProxyType({
         sliding_window=4096, query_pre_attn_scalar=256, final_logit_softcapping=30.0, attn_logit_softcapping=50.0,
         **_TIED, **NO_BIAS,
     )),
-    "gemma3_text": ConfigClass(decoder_defaults(
-        262208, 2304, 9216, 26, 8, 131072, num_key_value_heads=4, head_dim=256, hidden_activation=_GELU,
-        sliding_window=4096, query_pre_attn_scalar=256, use_bidirectional_attention=False, **_TIED, **NO_BIAS,
-    )),
     "gemma3": ConfigClass(
         {"mm_tokens_per_image": 256, "boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144,
          **_TIED},

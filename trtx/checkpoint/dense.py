@@ -144,10 +144,12 @@ def sinks_name(layer: int) -> str:
 
 
 def layer_norms(config: ModelConfig, layer: int) -> dict[str, TensorSpec]:
-    """Returns the norm weights of a layer by name: the two layer norms, and the head norms if the model has them."""
+    """Returns the norm weights of a layer by name: those of the residual, and the head norms if the model has them."""
     at = f"model.layers.{layer}"
-    names = [f"{at}.input_layernorm.weight", f"{at}.post_attention_layernorm.weight"]
-    found = {name: TensorSpec((config.hidden_size,)) for name in names}
+    kinds = ["input_layernorm", "post_attention_layernorm"]
+    if config.gemma3 is not None:
+        kinds += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    found = {f"{at}.{kind}.weight": TensorSpec((config.hidden_size,)) for kind in kinds}
     if config.qk_norm:
         found |= {f"{at}.self_attn.{name}_norm.weight": TensorSpec((config.head_dim,)) for name in ("q", "k")}
     return found

@@ -164,6 +164,7 @@ def read_eagle_config(directory: Path, target: ModelConfig, *, layers: list[int]
         vision=None,
         windows=(),
         experts=None,
+        gemma3=None,
         tied_head=False,
     )
     draft_vocab = (

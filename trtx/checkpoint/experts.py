@@ -21,13 +21,14 @@ EXPERT_FIELDS: Mapping[str | None, frozenset[str]] = {
 }
 """The fields of ``config.json`` that :func:`read_experts` and :func:`read_gpt_oss_experts` read, by
 :attr:`trtx.checkpoint.families.Family.experts`."""
-EXPERT_FORMATS = ("FP8",)
+EXPERT_FORMATS = ("FP8", "FP8_BLOCK_SCALES", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 """The quantized formats of a Qwen3-MoE's experts that the torch engine loads, by algorithm."""
 MXFP4 = "MXFP4"
 _MOST_EXPERTS = 1 << 12
 _MOST_WIDTH = 1 << 20
 _OF_ONE = re.compile(
-    r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias|weight_scale|input_scale)"
+    r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj"
+    r"\.(weight|bias|weight_scale|weight_scale_inv|input_scale)"
 )
 _OF_ALL = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(?:_(bias|blocks|scales))?")
 
@@ -221,11 +222,11 @@ def is_expert(name: str) -> bool:
     return _OF_ONE.fullmatch(name) is not None
 
 
-def stack_place(config: ExpertConfig, hidden: int, name: str) -> StackPlace | None:
+def stack_place(config: ExpertConfig, hidden: int, name: str, shape: tuple[int, ...] = ()) -> StackPlace | None:
     """Returns the place of a held expert's weight or scale in a stack of its layer; None for any other tensor.
 
-    A stack of biases or scales has the name of its stack of weights and their suffix. Scales are ``[held, 2]`` for
-    gate and up, and ``[held]`` for down; biases ``[held, rows]``.
+    A stack of biases or scales has the name of its stack of weights and their suffix. With scales of ``shape``, stacks
+    are ``[held, 2, *shape]`` for gate and up, and ``[held, *shape]`` for down; those of biases are ``[held, rows]``.
     """
     found = _OF_ONE.fullmatch(name)
     if found is None:
@@ -239,5 +240,5 @@ def stack_place(config: ExpertConfig, hidden: int, name: str) -> StackPlace | No
     if suffix == "bias":
         return StackPlace(f"{stack}.bias", config.stack_shape(hidden, of)[:2], (expert, config.rows(kind)))
     if kind == "down":
-        return StackPlace(f"{stack}.{suffix}", (held,), (expert,))
-    return StackPlace(f"{stack}.{suffix}", (held, 2), (expert, int(kind == "up")))
+        return StackPlace(f"{stack}.{suffix}", (held, *shape), (expert,))
+    return StackPlace(f"{stack}.{suffix}", (held, 2, *shape), (expert, int(kind == "up")))

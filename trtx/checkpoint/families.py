@@ -36,8 +36,9 @@ class Family:
     "alternating" is "always", and without ``layer_types`` every second layer slides, from the first one on.
     ``aliases``: other names of fields, as in the class's ``attribute_map``. ``experts``: the MLPs of some layers are
     mixtures of experts, with the fields and the arithmetic of this model (:mod:`trtx.checkpoint.experts`).
+    "patterned" is "always", and without ``layer_types`` all but every ``sliding_window_pattern``-th layer slide.
     ``silent_rope``: the class's ``rope_parameters`` if the file has none. ``has_sinks``: each head has a learned logit
-    in the denominator of its softmax.
+    in the denominator of its softmax. ``is_gemma3``: the model has what :mod:`trtx.checkpoint.gemma3` describes.
     """
 
     model_type: str
@@ -45,7 +46,7 @@ class Family:
     theta: float = DEFAULT_THETA
     kv_heads: Literal["derived", "stated"] = "derived"
     derives_head_dim: bool = False
-    window: Literal["switched", "unknown", "always", "whole", "alternating"] = "switched"
+    window: Literal["switched", "unknown", "always", "whole", "alternating", "patterned"] = "switched"
     qkv_bias: bool | None = None  # None: attention_bias decides, for the output projection too; else it is ignored
     qk_norm: bool = False
     takes_head_dim: bool = True  # False: always hidden_size / num_attention_heads; the field is ignored
@@ -54,6 +55,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     silent_rope: Mapping[str, Any] | None = None
     has_sinks: bool = False
+    is_gemma3: bool = False
 
 
 def decoder_defaults(
@@ -133,6 +135,7 @@ FAMILIES: Mapping[str, Family] = {
             **_SILU, **UNTIED,
         ) | {"rms_norm_eps": 1e-5},
         theta=150000.0,
+        kv_heads="stated",
         derives_head_dim=True,
         window="alternating",
         experts="gpt_oss",
@@ -142,6 +145,18 @@ FAMILIES: Mapping[str, Family] = {
             "original_max_position_embeddings": 4096,
         },
         has_sinks=True,
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text",
+        decoder_defaults(
+            262208, 2304, 9216, 26, 8, 131072, num_key_value_heads=4, head_dim=256,
+            hidden_activation="gelu_pytorch_tanh", sliding_window=4096, query_pre_attn_scalar=256,
+            use_bidirectional_attention=False, tie_word_embeddings=True, **NO_BIAS,
+        ),
+        kv_heads="stated",
+        window="patterned",
+        qk_norm=True,
+        is_gemma3=True,
     ),
 }  # fmt: skip
 """By architecture."""

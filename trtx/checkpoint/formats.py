@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that a model can compute in."""
+_WIDE = frozenset((*DTYPES, "float64"))
 FP8_DTYPE = "float8_e4m3fn"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FP8_DTYPE: 1, "int32": 4, "int8": 1, "uint8": 1}
 """Bytes of an element, by torch's dtype name without the "torch." prefix."""
@@ -25,7 +26,8 @@ SCALED_MULTIPLE = 16
 NVFP4_BLOCK = 16
 AWQ_GROUP = 128
 MX_BLOCK = 32
-_FP8_BLOCK = 128  # rows and columns
+FP8_BLOCK = 128
+"""Rows, and columns, of a weight that share a scale in the block formats of float8; columns of an input that do."""
 _LARGE = 1 << 20  # rows and columns of an example module; all block and group sizes divide it
 
 
@@ -40,9 +42,28 @@ class TensorSpec:
     dtype: str | None = None
     is_optional: bool = False
 
+    def misfit(self, shape: tuple[int, ...], dtype: str) -> tuple[str, str] | None:
+        """Returns what a stored tensor has and what it needs, in words; None if it can be loaded.
+
+        ``dtype``: torch's name without the "torch." prefix. Trailing dimensions of 1 are ignored: exporters store a
+        scale as ``[]`` or ``[1]``, and scales of rows as ``[rows]`` or ``[rows, 1]``.
+        """
+        if _without_ones(shape) != _without_ones(self.shape):
+            return f"has shape {list(shape)}", str(list(self.shape))
+        is_wide = self.dtype is None or self.dtype in _WIDE
+        if dtype == self.dtype or (is_wide and dtype in _WIDE):
+            return None
+        return f"is {dtype}", "a float of 16 or 32 bits" if is_wide else str(self.dtype)
+
     def nbytes(self, own_dtype: str) -> int:
         """Returns the size of the tensor in the engine. ``own_dtype``: the dtype that the engine computes in."""
         return prod(self.shape) * DTYPE_BYTES[self.dtype or own_dtype]
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
 
 
 def _scale(*shape: int, is_optional: bool = False) -> TensorSpec:
@@ -84,6 +105,7 @@ class WeightFormat:
     layout: Layout
     loading: Loading | None = None
     methods: tuple[str, ...] = ()
+    is_blocked: bool = False  # FP8_BLOCK rows and columns share a scale, so that ranks can't cut a weight anywhere
 
     @property
     def bytes_a_parameter(self) -> float:
@@ -144,7 +166,14 @@ def _fp8_per_channel(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
 def _fp8_blocks(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
     return {
         "weight": TensorSpec((rows, columns), FP8_DTYPE),
-        "weight_scale_inv": _scale(ceil(rows / _FP8_BLOCK), ceil(columns / _FP8_BLOCK)),
+        "weight_scale_inv": _scale(ceil(rows / FP8_BLOCK), ceil(columns / FP8_BLOCK)),
+    }
+
+
+def _fp8_weight_blocks(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
+    return {
+        "weight": TensorSpec((rows, columns), FP8_DTYPE),
+        "weight_scale": _scale(ceil(rows / FP8_BLOCK), 1, ceil(columns / FP8_BLOCK), 1),
     }
 
 
@@ -178,8 +207,9 @@ def _mxfp4(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
 
 # Generations: from the support matrix in TensorRT-LLM's documentation (features/quantization). fp8: the engines' scaled
 # matmuls need multiples of 16 rows. int8_sq: the matrix of the PyTorch backend has no row for it.
-# Layouts: those of ModelOpt 0.47's export. For formats that the engine does not load only the sizes matter; these are
-# DeepSeek-V3's 128 x 128 blocks with a float32 scale, gpt-oss's OCP MX with one byte per 32 values, AutoGPTQ's groups.
+# Layouts: those of ModelOpt 0.47's export; of FP8_BLOCK_SCALES, those of DeepSeek's and Qwen's own checkpoints. For
+# formats that the engine does not load only the sizes matter; these are gpt-oss's OCP MX with one byte per 32 values,
+# and AutoGPTQ's groups.
 _FORMATS = (
     BuiltFormat(
         "FP8", _fp8, Loading(("input_scale",), 8, is_multiplied=True), ("fp8",),
@@ -201,9 +231,9 @@ _FORMATS = (
         name="int8_sq", recipe="INT8_SMOOTHQUANT_CFG", block=1, passes=1,
         oldest=(8, 0), generation="Ampere or later (sm80)",
     ),
-    WeightFormat("FP8_PER_CHANNEL_PER_TOKEN", _fp8_per_channel),
-    WeightFormat("FP8_BLOCK_SCALES", _fp8_blocks),
-    WeightFormat("FP8_PB_WO", _fp8_blocks),
+    WeightFormat("FP8_PER_CHANNEL_PER_TOKEN", _fp8_per_channel, Loading((), 12)),
+    WeightFormat("FP8_BLOCK_SCALES", _fp8_blocks, Loading((), 12), is_blocked=True),
+    WeightFormat("FP8_PB_WO", _fp8_weight_blocks, Loading((), 0), is_blocked=True),
     WeightFormat("INT8_SQ", _int8_sq),
     WeightFormat("W4A8_AWQ", _w4a8_awq),
     WeightFormat("W4A16_GPTQ", _gptq, methods=("gptq",)),

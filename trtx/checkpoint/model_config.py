@@ -18,6 +18,7 @@ from trtx.checkpoint.experts import (
 )
 from trtx.checkpoint.families import FAMILIES, NESTED_FAMILIES, Family
 from trtx.checkpoint.formats import DTYPES, MX_BLOCK
+from trtx.checkpoint.gemma3 import GEMMA3_FIELDS, Gemma3, global_rope, read_gemma3
 from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
 from trtx.checkpoint.rope import RopeConfig, read_rope
@@ -31,7 +32,7 @@ from trtx.checkpoint.vision import (
     refuse_quantized,
 )
 from trtx.checkpoint.weight_index import stored_dtype
-from trtx.checkpoint.windows import Windows, read_windows, refuse_nested_windows
+from trtx.checkpoint.windows import Windows, read_windows, refuse_nested_windows, sliding_layers
 from trtx.errors import UnsupportedModel
 
 DRAWN_WEIGHTS = "trtx_synthetic"
@@ -50,15 +51,10 @@ LARGEST = {
 """Upper bounds of the sizes, well above those of every published model (Llama 4 Scout has 10,485,760 positions). A
 larger value is an error, which would otherwise appear only after a long time of counting and allocating."""
 
-_MISSING = {
-    "Gemma3ForCausalLM": "norms after attention and MLP, a GELU gate, and two rotary bases in one model",
-}
-"""What the torch engine lacks for architectures whose attention windows it computes."""
-
 _FIELDS_OF_EXPERTS: frozenset[str] = frozenset().union(*EXPERT_FIELDS.values())
 KNOWN = frozenset((
-    *LARGEST, *_FIELDS_OF_EXPERTS, "rms_norm_eps", "attention_bias", "tie_word_embeddings", "quantization_config",
-    "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
+    *LARGEST, *_FIELDS_OF_EXPERTS, *GEMMA3_FIELDS, "rms_norm_eps", "attention_bias", "tie_word_embeddings",
+    "quantization_config", "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings",
 ))  # fmt: skip
 
@@ -90,6 +86,7 @@ class ModelConfig:
     windows: Windows = ()
     experts: ExpertConfig | None = None
     has_sinks: bool = False  # each head has a learned logit in the denominator of its softmax, without a value
+    gemma3: Gemma3 | None = None
 
     def layer_experts(self, layer: int) -> ExpertConfig | None:
         """Returns the experts of a layer, or None if its MLP is dense."""
@@ -149,9 +146,8 @@ def _architecture(config: Fields) -> str:
     known = {name: family.model_type for name, family in FAMILIES.items()}
     known |= {name: wrapper.model_type for name, wrapper in WRAPPERS.items()}
     if architecture not in known:
-        missing = f", which does not compute {_MISSING[architecture]}" if architecture in _MISSING else ""
         raise UnsupportedModel(
-            f"{config.file}: architecture {shown_name(architecture)} is not known to the torch engine{missing}; "
+            f"{config.file}: architecture {shown_name(architecture)} is not known to the torch engine; "
             f"expected one of {', '.join(known)}, or the engine tensorrt-llm"
         )
     wanted = known[architecture]
@@ -217,6 +213,7 @@ def _refuse_unknown(config: Fields, architecture: str, family: Family) -> None:
     for name, value in config.values.items():
         is_known = name in KNOWN or name in ONLY or name in WITHOUT_EFFECT or name.startswith(PREFIXES_WITHOUT_EFFECT)
         is_known &= name in EXPERT_FIELDS[family.experts] or name not in _FIELDS_OF_EXPERTS
+        is_known &= family.is_gemma3 or name not in GEMMA3_FIELDS
         if value and not is_known:
             config.refuse_here(
                 name,
@@ -239,10 +236,16 @@ def _parse(
     attention_bias = config.flag("attention_bias", missing=False)
     seed, std = _synthetic(config)
     stated = sizes["max_position_embeddings"]
-    rope = read_rope(
-        config, default_theta=family.theta, max_position=stated, mrope=family.mrope, head_dim=head_dim,
-        silent=family.silent_rope,
-    )  # fmt: skip
+    gemma3 = None
+    if family.is_gemma3:
+        rope = global_rope(config, max_position=stated)
+        is_local = sliding_layers(config, family, sizes["num_hidden_layers"])
+        gemma3 = read_gemma3(config, hidden_size=sizes["hidden_size"], head_dim=head_dim, is_local=is_local)
+    else:
+        rope = read_rope(
+            config, default_theta=family.theta, max_position=stated, mrope=family.mrope, head_dim=head_dim,
+            silent=family.silent_rope,
+        )  # fmt: skip
     max_position = rope.longest(stated)
     experts = None
     if family.experts == "qwen3_moe":
@@ -277,6 +280,7 @@ def _parse(
         windows=read_windows(config, family, sizes["num_hidden_layers"], max_position),
         experts=experts,
         has_sinks=family.has_sinks,
+        gemma3=gemma3,
     )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.documents import CONFIG, Fields, read_object, shown, shown_name
-from trtx.checkpoint.formats import AWQ_GROUP, FORMATS, LOADED, METHODS, Loading, TensorSpec
+from trtx.checkpoint.exclusions import exclusion
+from trtx.checkpoint.formats import AWQ_GROUP, FORMATS, FP8_BLOCK, LOADED, METHODS, Loading, TensorSpec
+from trtx.checkpoint.fp8_configs import COMPRESSED, algorithm_of, check_fp8_config, excluded_field
 from trtx.errors import UnsupportedModel, UsageError
 
 MODELOPT_FILE = "hf_quant_config.json"
 _MODELOPT = "modelopt"
-_FP8_BLOCKS = "FP8_BLOCK_SCALES"
+_INVERSE = "weight_scale_inv"
+_IN_SMALL_LETTERS = "fp8_pb_wo"  # ModelOpt 0.47 writes all other names in capitals
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,8 @@ class Quantization:
 
     ``method``: the exporter, "modelopt" or another ``quant_method``. ``algorithm``: the name of TensorRT-LLM's
     QuantAlgo, or the method's own name if there is none; None: full precision. ``kv_cache_algorithm``: the algorithm of
-    the KV cache if it was calibrated. ``excluded``: the names of modules in full precision, with shell wildcards.
-    ``source``: the file, for error messages.
+    the KV cache if it was calibrated. ``excluded``: the names of modules in full precision, as patterns of ``method``
+    (see :func:`trtx.checkpoint.exclusions.exclusion`). ``source``: the file, for error messages.
     """
 
     method: str
@@ -36,7 +38,7 @@ class Quantization:
 
     def covers(self, module: str) -> bool:
         """Returns whether the linear module with this Hugging Face name is quantized."""
-        return self.algorithm is not None and not any(fnmatchcase(module, pattern) for pattern in self.excluded)
+        return self.algorithm is not None and not exclusion(self.method, self.excluded)(module)
 
     @property
     def loading(self) -> Loading:
@@ -45,7 +47,10 @@ class Quantization:
 
     def stored(self, rows: int, columns: int) -> dict[str, TensorSpec]:
         """Returns the stored tensors of a quantized linear module, by suffix. The algorithm must be in FORMATS."""
-        return FORMATS[str(self.algorithm)].layout(rows, columns, self.group_size)
+        tensors = FORMATS[str(self.algorithm)].layout(rows, columns, self.group_size)
+        if self.method == COMPRESSED and _INVERSE in tensors:  # it has the same scales by another name
+            tensors["weight_scale"] = tensors.pop(_INVERSE)
+        return tensors
 
 
 def read_quantization(directory: Path, config: Mapping[str, Any]) -> Quantization | None:
@@ -82,24 +87,33 @@ def embedded_quantization(directory: Path, config: Mapping[str, Any]) -> Quantiz
     if not isinstance(stated, Mapping):
         Fields(config, file).refuse("quantization_config", "an object with quant_method")
     names = ("ignore", "modules_to_not_convert", "exclude_modules")
-    excluded = next((name for name in names if stated.get(name)), names[0])
     source = f"quantization_config in {file}"
     method = Fields(stated, source).word("quant_method", "a name") if stated.get("quant_method") else "unnamed"
+    excluded = excluded_field(method, stated) or next((name for name in names if stated.get(name)), names[0])
     return _parsed(stated, source, method, excluded=excluded)
 
 
 def check_loadable(found: Quantization | None, directory: Path, config: Mapping[str, Any]) -> None:
-    """Raises UsageError unless the torch engine loads the format: only ModelOpt exports of formats in LOADED."""
+    """Raises UsageError unless the torch engine loads the format.
+
+    It loads ModelOpt's exports in the formats in LOADED, and the FP8 checkpoints of :mod:`trtx.checkpoint.fp8_configs`.
+    """
     if found is None:
         return
-    known = (None, *LOADED)
-    if found.method != _MODELOPT or found.algorithm not in known:
+    stated = config.get("quantization_config")
+    if isinstance(stated, Mapping) and algorithm_of(found.method, stated):
+        check_fp8_config(found.method, Fields(stated, found.source))
+    elif found.method != _MODELOPT or found.algorithm not in (None, *LOADED):
         name = str(found.algorithm) if found.method == _MODELOPT else found.method
-        what = shown_name(name) + (" with block scales" if found.algorithm == _FP8_BLOCKS else "")
         raise UnsupportedModel(
-            f"{found.source}: the torch engine does not load {what} weights; expected a ModelOpt export in "
-            f"{', '.join(LOADED)}: quantize the original checkpoint with trtx build, or serve it with the engine "
-            "tensorrt-llm"
+            f"{found.source}: the torch engine does not load {shown_name(name)} weights; expected a ModelOpt export in "
+            f"{', '.join(LOADED)}, or FP8 weights as Qwen and Red Hat publish them: quantize the original checkpoint "
+            "with trtx build, or serve it with the engine tensorrt-llm"
+        )
+    elif found.algorithm is not None and FORMATS[found.algorithm].is_blocked and found.group_size != FP8_BLOCK:
+        raise UnsupportedModel(
+            f"{found.source}: group_size is {found.group_size}; expected {FP8_BLOCK}, the only size of blocks in "
+            f"{found.algorithm} that the torch engine computes"
         )
     beside = embedded_quantization(directory, config)
     if beside is not None and beside.algorithm != found.algorithm:
@@ -129,12 +143,11 @@ def _parsed(stated: Mapping[str, Any], source: str, method: str, *, excluded: st
 
 def _algorithm(fields: Fields, method: str) -> str | None:
     if fields.has("quant_algo"):
-        return fields.word("quant_algo", "the name of an algorithm")
+        name = fields.word("quant_algo", "the name of an algorithm")
+        return name.upper() if name == _IN_SMALL_LETTERS else name
     if method == _MODELOPT:
         return None
-    if method == "fp8" and fields.has("weight_block_size"):
-        return _FP8_BLOCKS
-    return METHODS.get(method, method)
+    return algorithm_of(method, fields.values) or METHODS.get(method, method)
 
 
 def _kv_cache(fields: Fields) -> str | None:

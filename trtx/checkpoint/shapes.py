@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from trtx.checkpoint.decoder_shapes import gpt_oss, llama3, mistral, qwen2, qwen3, qwen3_moe
+from trtx.checkpoint.decoder_shapes import gemma3, gpt_oss, llama3, mistral, qwen2, qwen3, qwen3_moe
 from trtx.checkpoint.tokenizer import LLAVA_TOKENS, NUMBERED_TOKENS, QWEN_TOKENS, MediaTokens
 from trtx.checkpoint.vision_shapes import (
     LLAVA_PROCESSOR,
@@ -125,6 +125,24 @@ _SHAPES = (
         stored=True,
     ),
     SyntheticShape(
+        "tiny-gemma3",
+        "Gemma 3 architecture (windows of 32, four norms in a layer), 4 layers, random, float32: for a CPU",
+        # The second and the fourth layer attend to all positions. An untied head, as that of a random model with a
+        # tied one repeats the last token.
+        gemma3(128, 4, 4, 2, 384)
+        | _SMALL
+        | {
+            "head_dim": 32,
+            "max_position_embeddings": 8192,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 32,
+            "sliding_window_pattern": 2,
+            "tie_word_embeddings": False,
+            "vocab_size": 4096,
+        },
+        stored=True,
+    ),
+    SyntheticShape(
         "tiny-vl",
         "LLaVA architecture (CLIP tower, Qwen3 decoder), 2 layers each, random, float32: for tests",
         llava(qwen3(128, 2, 4, 2, 256, tied=True) | _SMALL | {"head_dim": 32, "vocab_size": 4096, "rope_theta": 1e4}),
@@ -200,6 +218,11 @@ _SHAPES = (
         "gpt-oss-20b",
         "gpt-oss-20b (32 experts, 4 for a token), experts in bfloat16, random weights drawn on the device",
         gpt_oss(2880, 24, 64, 8, experts=32, per_token=4, expert_width=2880),
+    ),
+    SyntheticShape(
+        "gemma-3-1b",
+        "Gemma 3 1B (windows of 512), random weights drawn on the device",
+        gemma3(1152, 26, 4, 1, 6912),
     ),
     SyntheticShape(
         "llama-3.1-8b",

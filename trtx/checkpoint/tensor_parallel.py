@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.experts import ExpertConfig
+from trtx.checkpoint.formats import FORMATS, FP8_BLOCK, FP8_DTYPE
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UsageError
 
@@ -155,10 +156,16 @@ def _split_block(config: ModelConfig, sizes: RankSizes) -> str:
     if config.quantization is None or ranks == 1:
         return ""
     whole, shares = checkpoint_tensors(config), checkpoint_tensors(rank_config(config, sizes))
+    is_blocked = FORMATS[str(config.quantization.algorithm)].is_blocked if config.quantization.algorithm else False
     kv_parts = ranks if config.num_kv_heads % ranks == 0 else config.num_kv_heads
     for name, share in shares.items():
         lengths = zip(whole[name].shape, share.shape, strict=True)
-        if any(length not in (own, own * ranks, own * kv_parts, own * sizes.expert_columns) for length, own in lengths):
+        is_cut = is_blocked and share.dtype == FP8_DTYPE
+        if any(
+            length not in (own, own * ranks, own * kv_parts, own * sizes.expert_columns)
+            or (is_cut and length != own and own % FP8_BLOCK)
+            for length, own in lengths
+        ):
             return f"the blocks of {name}, which is quantized to {config.quantization.algorithm}"
     return ""
 

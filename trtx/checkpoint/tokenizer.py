@@ -139,7 +139,9 @@ def make_tokenizer(
         index += 1
         if word not in vocabulary:
             vocabulary[word] = len(vocabulary)
-    config = _tokenizer_config(context_length, special, template)
+    whole = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    added = {str(id_): {"content": token, **whole} for id_, token in enumerate(special)}
+    config = tokenizer_config(context_length, added, template)
     return TokenizerFiles(state, config, tuple(sorted(fragments)), template)
 
 
@@ -158,19 +160,10 @@ def _made_up_word(index: int) -> str:
     return _SPACE + _SYLLABLES[first] + _SYLLABLES[second] + _SYLLABLES[third]
 
 
-def _tokenizer_config(context_length: int, special: tuple[str, ...], template: str) -> dict[str, Any]:
+def tokenizer_config(context_length: int, added: dict[str, dict[str, Any]], template: str) -> dict[str, Any]:
+    """The content of ``tokenizer_config.json``. ``added``: the added tokens by id, in decimal."""
     return {
-        "added_tokens_decoder": {
-            str(id_): {
-                "content": token,
-                "lstrip": False,
-                "normalized": False,
-                "rstrip": False,
-                "single_word": False,
-                "special": True,
-            }
-            for id_, token in enumerate(special)
-        },
+        "added_tokens_decoder": added,
         "bos_token": BOS,
         "eos_token": IM_END,
         "pad_token": PAD,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,6 +24,11 @@ _PICKLE, _PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _SAFETENSORS, _INDEX_SUFFIX = ".safetensors", ".index.json"
 _NAMED_BY_CONFIG = "transformers_weights"
 _WIDE = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+STORED_DTYPES = {
+    **_WIDE, "F64": "float64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
+}  # fmt: skip
+"""torch's names of the dtypes in headers, without the "torch." prefix."""
 _OF_RANKS = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")  # is_sharded_checkpoint of transformers
 # Files that a directory may hold instead of its weights, and what to do about each; the first match counts.
 _INSTEAD = (
@@ -37,12 +43,13 @@ _INSTEAD = (
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The header entry of a tensor in a safetensors file. ``nbytes``: its size in the file."""
+    """The header entry of a tensor in a safetensors file. ``nbytes``: its size in the file, ``begin``: its place."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    begin: int  # bytes after the header
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -184,8 +191,25 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor] | None:
     for file in files:
         for name, entry in read_header(file).items():
             begin, end = entry["data_offsets"]
-            found[name] = StoredTensor(file, entry["dtype"], tuple(entry.get("shape", ())), end - begin)
+            found[name] = StoredTensor(file, entry["dtype"], tuple(entry.get("shape", ())), end - begin, begin)
     return found
+
+
+def read_data(tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, bytes]]:
+    """Yields the name and the data of small tensors, file by file in the order of their places.
+
+    Raises UsageError if a file can't be read.
+    """
+    in_order = sorted(tensors.items(), key=lambda item: (item[1].file, item[1].begin))
+    for path, group in groupby(in_order, key=lambda item: item[1].file):
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                for name, tensor in group:
+                    file.seek(8 + length + tensor.begin)
+                    yield name, file.read(tensor.nbytes)
+        except (OSError, struct.error) as error:
+            raise UsageError(f"{path} can't be read ({error}); download it again") from error
 
 
 def read_header(path: Path) -> dict[str, dict[str, Any]]:

@@ -26,12 +26,13 @@ def read_windows(config: Fields, family: Family, num_layers: int, max_position: 
     """
     slides = _listed(config, family, num_layers)
     missing = family.window not in ("switched", "whole")
-    is_on = config.flag("use_sliding_window", missing=missing) or family.window in ("always", "alternating")
+    is_always = family.window in ("always", "alternating", "patterned")
+    is_on = config.flag("use_sliding_window", missing=missing) or is_always
     window = config.values.get("sliding_window") if is_on else None
     if window is None:
         if slides is not None and any(slides):
             config.refuse("layer_types", f"{_FULL!r} throughout, or a sliding_window that is switched on")
-        if slides is None and family.window == "alternating":
+        if slides is None and family.window in ("alternating", "patterned"):
             config.refuse("sliding_window", f"a number of positions, or layer_types of {_FULL!r} throughout")
         return ()
     if slides is None:
@@ -70,7 +71,15 @@ def _listed(config: Fields, family: Family, num_layers: int) -> list[bool] | Non
     return [kind == _SLIDING for kind in kinds]
 
 
+def sliding_layers(config: Fields, family: Family, num_layers: int) -> list[bool]:
+    """Returns for each layer of a family that always has windows whether it slides, whatever the window's size."""
+    return _listed(config, family, num_layers) or _derived(config, family, num_layers)
+
+
 def _derived(config: Fields, family: Family, num_layers: int) -> list[bool]:
+    if family.window == "patterned":
+        pattern = config.count("sliding_window_pattern", most=1 << 12)
+        return [(layer + 1) % pattern != 0 for layer in range(num_layers)]
     if family.window == "alternating":
         return [layer % 2 == 0 for layer in range(num_layers)]
     first = 0

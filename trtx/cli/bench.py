@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb, given_options
+from trtx.cli.command import Verb, given_options, optional
 from trtx.cli.gate_options import GateOptions, gate_overlay
 from trtx.cli.load_options import (
     AxisOptions,
@@ -63,7 +63,7 @@ def bench(
     *,
     sweep: Annotated[
         Path | None,
-        typer.Option("--sweep", help="Sweep file (YAML); options given here override it.", rich_help_panel=_LOAD),
+        optional(_LOAD, "--sweep", "Sweep file (YAML); options given here override it."),
     ] = None,
     load: LoadOptions,
     prompts: PromptOptions,
@@ -73,28 +73,26 @@ def bench(
     tokenizer: TokenizerOption = None,
     gpu_count: Annotated[
         int | None,
-        typer.Option(
-            "--gpu-count",
-            help="With --url: number of GPUs of the server. Default: the number that it publishes.",
-            rich_help_panel=ATTACH,
+        optional(
+            ATTACH, "--gpu-count", "With --url: number of GPUs of the server. Default: the number that it publishes."
         ),
     ] = None,
     etcd: Annotated[
         list[str] | None,
-        typer.Option(
+        optional(
+            ATTACH,
             "--etcd",
+            "With --url: address of the etcd that lists the workers, to count their GPUs. Repeatable.",
             metavar="URL",
-            help="With --url: address of the etcd that lists the workers, to count their GPUs. Repeatable.",
-            rich_help_panel=ATTACH,
         ),
     ] = None,
     etcd_auth: Annotated[
         str | None,
-        typer.Option(
+        optional(
+            ATTACH,
             "--etcd-auth",
+            "With --etcd: ca=FILE,certificate=FILE,key=FILE or username=NAME,password_file=FILE. Default: none.",
             metavar="FILES",
-            help="With --etcd: ca=FILE,certificate=FILE,key=FILE or username=NAME,password_file=FILE. Default: none.",
-            rich_help_panel=ATTACH,
         ),
     ] = None,
     model: options.ModelOptions,

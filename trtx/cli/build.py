@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb
+from trtx.cli.command import Verb, optional
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode, Role
 from trtx.config.files import name_problem
@@ -43,7 +43,7 @@ def build(
     ] = None,
     quant: Annotated[
         Quant | None,
-        typer.Option("--quant", help="Format of the weights.", rich_help_panel=_QUANTIZATION, show_default=False),
+        optional(_QUANTIZATION, "--quant", "Format of the weights."),
     ] = None,
     kv_dtype: Annotated[
         Literal["auto", "fp8"],
@@ -51,12 +51,11 @@ def build(
     ] = "auto",
     calib: Annotated[
         Path | None,
-        typer.Option(
+        optional(
+            _QUANTIZATION,
             "--calib",
+            "Calibration texts: JSON lines with text, prompt or messages. Default: a small built-in set.",
             metavar="FILE.jsonl",
-            help="Calibration texts: JSON lines with text, prompt or messages. Default: a small built-in set.",
-            rich_help_panel=_QUANTIZATION,
-            show_default=False,
         ),
     ] = None,
     calib_size: Annotated[
@@ -64,12 +63,11 @@ def build(
     ] = 128,
     max_ppl_increase: Annotated[
         float | None,
-        typer.Option(
+        optional(
+            _QUANTIZATION,
             "--max-ppl-increase",
+            "Exit with 1 if the perplexity of held-out text rises by more than this, in %. The build is kept.",
             metavar="PCT",
-            help="Exit with 1 if the perplexity of held-out text rises by more than this, in %. The build is kept.",
-            rich_help_panel=_QUANTIZATION,
-            show_default=False,
         ),
     ] = None,
     backend: Annotated[
@@ -80,12 +78,11 @@ def build(
     ] = "pytorch",
     role: Annotated[
         list[str] | None,
-        typer.Option(
+        optional(
+            _OUTPUT,
             "--role",
+            "Roles to write engine configs for. Repeatable. Default: agg, prefill and decode.",
             metavar="ROLE",
-            help="Roles to write engine configs for. Repeatable. Default: agg, prefill and decode.",
-            rich_help_panel=_OUTPUT,
-            show_default=False,
         ),
     ] = None,
     config: options.ConfigOption = None,
@@ -113,9 +110,7 @@ def build(
     ] = False,
     mode: Annotated[
         Mode | None,
-        typer.Option(
-            "--mode", help="Mode of the topology to check. Default: both.", rich_help_panel=_CHECK, show_default=False
-        ),
+        optional(_CHECK, "--mode", "Mode of the topology to check. Default: both."),
     ] = None,
     recipe: options.RecipeOption = None,
     every_recipe: Annotated[
@@ -123,12 +118,11 @@ def build(
     ] = False,
     trtllm_version: Annotated[
         str | None,
-        typer.Option(
+        optional(
+            _CHECK,
             "--trtllm-version",
+            "TensorRT-LLM version to check for, such as 1.2.1. Default: the version that the configs name.",
             metavar="VERSION",
-            help="TensorRT-LLM version to check for, such as 1.2.1. Default: the version that the configs name.",
-            rich_help_panel=_CHECK,
-            show_default=False,
         ),
     ] = None,
     as_json: Annotated[

@@ -190,10 +190,10 @@ def evaluate(
 
 
 def _result(run_dir: Path) -> tuple[RenderableType, dict[str, Any]]:
-    from trtx.report.evaluation import evaluation_fields, evaluation_table, read_evaluation_view
+    from trtx.report.evaluation import read_evaluation_view
 
     view = read_evaluation_view(run_dir)
-    return evaluation_table(view), evaluation_fields(view)
+    return view.on_terminal, view.summary
 
 
 _OWN = (

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtx.cli.command import optional
 from trtx.cli.field_options import OptionGroup
 from trtx.cli.findings_text import describe_findings
 from trtx.cli.sentences import tell
 from trtx.cli.topology_options import TOPOLOGY_FIELDS
-from trtx.config import TopologySpec
+from trtx.config import Mode, TopologySpec
 from trtx.config.option_field import record_of
 from trtx.config.topology import TopologyField
 from trtx.export import ExportedFile, as_one_text, write_files
@@ -33,8 +34,15 @@ ExportOutput = Annotated[
         show_default=False,
     ),
 ]
-
-
+NODES = "Nodes"
+ExportMode = Annotated[
+    Mode,
+    typer.Option("--mode", help="As for trtx serve: agg or disagg.", rich_help_panel="Topology"),
+]
+GpusPerNode = Annotated[
+    int | None,
+    optional(NODES, "--gpus-per-node", "GPUs of each node; larger workers span nodes. 0: no GPUs. Default: 8."),
+]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Print the plan and its reasons; write nothing.", rich_help_panel="Output"),

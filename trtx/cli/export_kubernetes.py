@@ -9,22 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb
-from trtx.cli.export import DryRun, ExportOutput, hand_over_export, options_of_cluster
+from trtx.cli.command import Verb, optional
+from trtx.cli.export import NODES, DryRun, ExportMode, ExportOutput, GpusPerNode, hand_over_export, options_of_cluster
 from trtx.cli.export_bench import read_bench
 from trtx.cli.field_options import validated
 from trtx.cli.placement import refuse_ignored
-from trtx.config import Mode
 from trtx.errors import UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_CLUSTER, _NODES, _BENCH = "Cluster", "Nodes", "Measuring"
+_CLUSTER, _BENCH = "Cluster", "Measuring"
 _Topology = Annotated[Mapping[str, Any], options_of_cluster()]
-
-
-def _option(panel: str, name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
 
 
 @app.command(
@@ -37,35 +32,32 @@ def kubernetes(
     context: typer.Context,
     *,
     model: options.ModelOptions,
-    mode: Annotated[
-        Mode,
-        typer.Option("--mode", help="As for trtx serve: agg or disagg.", rich_help_panel="Topology"),
-    ] = "agg",
+    mode: ExportMode = "agg",
     topology: _Topology,
     media: options.MediaOptions,
     image: Annotated[
         str | None,
-        _option(
+        optional(
             _CLUSTER,
             "--image",
             "Container image with trtx, Dynamo and the engine, such as registry.example/trtx:1.4.2.",
         ),
     ] = None,
     plain: Annotated[
-        bool, _option(_CLUSTER, "--plain", "Write Deployments and Services, for a cluster without Dynamo's operator.")
+        bool, optional(_CLUSTER, "--plain", "Write Deployments and Services, for a cluster without Dynamo's operator.")
     ] = False,
     name: Annotated[
-        str | None, _option(_CLUSTER, "--name", "Name of the topology in the cluster. Default: from model and mode.")
+        str | None, optional(_CLUSTER, "--name", "Name of the topology in the cluster. Default: from model and mode.")
     ] = None,
     namespace: Annotated[
-        str | None, _option(_CLUSTER, "--namespace", "Kubernetes namespace of all objects. Default: default.")
+        str | None, optional(_CLUSTER, "--namespace", "Kubernetes namespace of all objects. Default: default.")
     ] = None,
     frontends: Annotated[
-        int | None, _option(_CLUSTER, "--frontends", "Frontends behind one Service. Default: 1.")
+        int | None, optional(_CLUSTER, "--frontends", "Frontends behind one Service. Default: 1.")
     ] = None,
     model_claim: Annotated[
         str | None,
-        _option(
+        optional(
             _CLUSTER,
             "--model-claim",
             "Volume claim with the model, and its directory there. Default: pods fetch the model from the hub.",
@@ -73,33 +65,31 @@ def kubernetes(
         ),
     ] = None,
     hub_secret: Annotated[
-        str | None, _option(_CLUSTER, "--hub-secret", "Secret whose key HF_TOKEN gives access to the model on the hub.")
+        str | None,
+        optional(_CLUSTER, "--hub-secret", "Secret whose key HF_TOKEN gives access to the model on the hub."),
     ] = None,
     image_pull_secret: Annotated[
-        str | None, _option(_CLUSTER, "--image-pull-secret", "Secret with the credentials of the image's registry.")
+        str | None, optional(_CLUSTER, "--image-pull-secret", "Secret with the credentials of the image's registry.")
     ] = None,
     tls_secret: Annotated[
         str | None,
-        _option(_CLUSTER, "--tls-secret", "Secret of type kubernetes.io/tls, with which the frontends serve HTTPS."),
+        optional(_CLUSTER, "--tls-secret", "Secret of type kubernetes.io/tls, with which the frontends serve HTTPS."),
     ] = None,
     nats: Annotated[
         str | None,
-        _option(
+        optional(
             _CLUSTER, "--nats", "NATS for events, nats://HOST:PORT or tls://HOST:PORT. Default: ZMQ from each worker."
         ),
     ] = None,
-    gpus_per_node: Annotated[
-        int | None,
-        _option(_NODES, "--gpus-per-node", "GPUs of each node; larger workers span nodes. 0: no GPUs. Default: 8."),
-    ] = None,
+    gpus_per_node: GpusPerNode = None,
     ucx_devices: Annotated[
         str | None,
-        _option(_NODES, "--ucx-devices", "Network devices of a worker's pod for KV transfers. Default: eth0."),
+        optional(NODES, "--ucx-devices", "Network devices of a worker's pod for KV transfers. Default: eth0."),
     ] = None,
     resources: Annotated[
         list[str] | None,
-        _option(
-            _NODES,
+        optional(
+            NODES,
             "--resource",
             "Additional resource of each worker's pod, such as rdma/ib=1. Repeatable.",
             metavar="NAME=N",
@@ -107,20 +97,20 @@ def kubernetes(
     ] = None,
     node_selector: Annotated[
         list[str] | None,
-        _option(_NODES, "--node-selector", "Label of the workers' nodes. Repeatable.", metavar="NAME=VALUE"),
+        optional(NODES, "--node-selector", "Label of the workers' nodes. Repeatable.", metavar="NAME=VALUE"),
     ] = None,
     cpu: Annotated[
-        str | None, _option(_NODES, "--cpu", "CPU request of each worker's pod, in cores. Default: 4.")
+        str | None, optional(NODES, "--cpu", "CPU request of each worker's pod, in cores. Default: 4.")
     ] = None,
     memory: Annotated[
-        str | None, _option(_NODES, "--memory", "Memory request of each worker's pod, such as 64Gi. Default: none.")
+        str | None, optional(NODES, "--memory", "Memory request of each worker's pod, such as 64Gi. Default: none.")
     ] = None,
     shared_memory: Annotated[
-        str | None, _option(_NODES, "--shared-memory", "Size of /dev/shm in each worker's pod. Default: 16Gi.")
+        str | None, optional(NODES, "--shared-memory", "Size of /dev/shm in each worker's pod. Default: 16Gi.")
     ] = None,
     bench: Annotated[
         str | None,
-        _option(
+        optional(
             _BENCH,
             "--bench",
             "Add a Job that runs trtx bench with these flags when all workers are ready, and keeps its report.",

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb, typed
+from trtx.cli.command import Verb, optional, typed
 from trtx.cli.export import ExportOutput, hand_over, topology_group
 from trtx.cli.placement import refuse_ignored
 from trtx.config import TopologySpec
@@ -22,10 +22,6 @@ _FRONTENDS, _NGINX = "Frontends", "nginx"
 _OF_SERVE = ("frontends", "hosts", "host", "port", "max_media_bytes", "tls_cert", "tls_key")
 
 
-def _option(panel: str, name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
-
-
 @app.command(
     cls=Verb, no_args_is_help=False, epilog="Exit codes: 0 file written; 2 usage, or files that nginx can't use."
 )
@@ -35,15 +31,15 @@ def nginx(
     *,
     frontends: Annotated[
         int,
-        _option(_FRONTENDS, "--frontends", "As for trtx serve. Default: 1.", min=1, max=MAX_FRONTENDS),
+        optional(_FRONTENDS, "--frontends", "As for trtx serve. Default: 1.", min=1, max=MAX_FRONTENDS),
     ] = 1,
     hosts: Annotated[
-        Path | None, _option(_FRONTENDS, "--hosts", "As for trtx serve: the frontends of all hosts.", metavar="FILE")
+        Path | None, optional(_FRONTENDS, "--hosts", "As for trtx serve: the frontends of all hosts.", metavar="FILE")
     ] = None,
     topology: Annotated[Mapping[str, Any], topology_group("host", "port", "tls_cert", "tls_key")],
     max_media_bytes: Annotated[
         int | None,
-        _option(_FRONTENDS, "--max-media-bytes", "As for trtx serve; it sets the largest body of a request."),
+        optional(_FRONTENDS, "--max-media-bytes", "As for trtx serve; it sets the largest body of a request."),
     ] = None,
     listen: Annotated[
         str,
@@ -56,14 +52,14 @@ def nginx(
     ] = "127.0.0.1:8080",
     listen_cert: Annotated[
         Path | None,
-        _option(_NGINX, "--listen-cert", "Certificate of nginx (PEM). Default: that of the frontends, if any."),
+        optional(_NGINX, "--listen-cert", "Certificate of nginx (PEM). Default: that of the frontends, if any."),
     ] = None,
     listen_key: Annotated[
-        Path | None, _option(_NGINX, "--listen-key", "Private key of --listen-cert (PEM), without a passphrase.")
+        Path | None, optional(_NGINX, "--listen-key", "Private key of --listen-cert (PEM), without a passphrase.")
     ] = None,
     api_keys: Annotated[
         Path | None,
-        _option(
+        optional(
             _NGINX,
             "--api-keys",
             'File with API keys on the machine of nginx, one line each: "Bearer KEY" HOLDER; (trtx does not read it).',
@@ -71,15 +67,15 @@ def nginx(
     ] = None,
     rate_limit: Annotated[
         float | None,
-        _option(_NGINX, "--rate-limit", "POSTs a second of all clients together; more get a 429.", metavar="RATE"),
+        optional(_NGINX, "--rate-limit", "POSTs a second of all clients together; more get a 429.", metavar="RATE"),
     ] = None,
     rate_limit_per_key: Annotated[
         float | None,
-        _option(_NGINX, "--rate-limit-per-key", "POSTs a second of each key of --api-keys.", metavar="RATE"),
+        optional(_NGINX, "--rate-limit-per-key", "POSTs a second of each key of --api-keys.", metavar="RATE"),
     ] = None,
     rate_burst: Annotated[
         int | None,
-        _option(
+        optional(
             _NGINX,
             "--rate-burst",
             "POSTs above a rate that may come at once. Default: one second's.",

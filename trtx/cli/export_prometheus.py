@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trtx.cli.command import Verb
+from trtx.cli.command import Verb, optional
 from trtx.cli.export import ExportOutput, hand_over
 from trtx.cli.placement import refuse_ignored
 
@@ -32,12 +32,11 @@ def prometheus(
     *,
     kubernetes: Annotated[
         str | None,
-        typer.Option(
+        optional(
+            "Topology",
             "--kubernetes",
-            help="In place of RUN: the --name of trtx export kubernetes. Prometheus finds its pods by label.",
+            "In place of RUN: the --name of trtx export kubernetes. Prometheus finds its pods by label.",
             metavar="NAME",
-            rich_help_panel="Topology",
-            show_default=False,
         ),
     ] = None,
     namespace: Annotated[

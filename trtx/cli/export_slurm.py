@@ -10,21 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb
-from trtx.cli.export import DryRun, ExportOutput, hand_over_export, options_of_cluster
+from trtx.cli.command import Verb, optional
+from trtx.cli.export import NODES, DryRun, ExportMode, ExportOutput, GpusPerNode, hand_over_export, options_of_cluster
 from trtx.cli.export_bench import read_bench
 from trtx.cli.field_options import validated
 from trtx.cli.placement import refuse_ignored
-from trtx.config import Mode
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_JOB, _NODES, _CONTAINER, _BENCH = "Job", "Nodes", "Container", "Measuring"
+_JOB, _CONTAINER, _BENCH = "Job", "Container", "Measuring"
 _Topology = Annotated[Mapping[str, Any], options_of_cluster("port")]
-
-
-def _option(panel: str, name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
 
 
 @app.command(
@@ -37,73 +32,69 @@ def slurm(
     context: typer.Context,
     *,
     model: options.ModelOptions,
-    mode: Annotated[
-        Mode,
-        typer.Option("--mode", help="As for trtx serve: agg or disagg.", rich_help_panel="Topology"),
-    ] = "agg",
+    mode: ExportMode = "agg",
     topology: _Topology,
     media: options.MediaOptions,
-    name: Annotated[str | None, _option(_JOB, "--name", "Name of job, file and run directory. Default: serve.")] = None,
-    time: Annotated[
-        str | None, _option(_JOB, "--time", "Time limit of the job, in Slurm's format. Default: 04:00:00.")
+    name: Annotated[
+        str | None, optional(_JOB, "--name", "Name of job, file and run directory. Default: serve.")
     ] = None,
-    partition: Annotated[str | None, _option(_JOB, "--partition", "Slurm partition.")] = None,
-    account: Annotated[str | None, _option(_JOB, "--account", "Slurm account.")] = None,
+    time: Annotated[
+        str | None, optional(_JOB, "--time", "Time limit of the job, in Slurm's format. Default: 04:00:00.")
+    ] = None,
+    partition: Annotated[str | None, optional(_JOB, "--partition", "Slurm partition.")] = None,
+    account: Annotated[str | None, optional(_JOB, "--account", "Slurm account.")] = None,
     sbatch: Annotated[
         list[str] | None,
-        _option(_JOB, "--sbatch", "Additional flag of sbatch, such as --qos=high. Repeatable.", metavar="FLAG"),
+        optional(_JOB, "--sbatch", "Additional flag of sbatch, such as --qos=high. Repeatable.", metavar="FLAG"),
     ] = None,
-    nodes: Annotated[int | None, _option(_NODES, "--nodes", "Number of nodes. Default: as few as possible.")] = None,
-    gpus_per_node: Annotated[
-        int | None,
-        _option(_NODES, "--gpus-per-node", "GPUs of each node; larger workers span nodes. 0: no GPUs. Default: 8."),
-    ] = None,
+    nodes: Annotated[int | None, optional(NODES, "--nodes", "Number of nodes. Default: as few as possible.")] = None,
+    gpus_per_node: GpusPerNode = None,
     frontends: Annotated[
-        int | None, _option(_NODES, "--frontends", "Frontends, one on each of the first nodes. Default: 1.")
+        int | None, optional(NODES, "--frontends", "Frontends, one on each of the first nodes. Default: 1.")
     ] = None,
     interface: Annotated[
         str | None,
-        _option(_NODES, "--interface", "Network interface of all addresses. Default: the interface that Slurm uses."),
+        optional(NODES, "--interface", "Network interface of all addresses. Default: the interface that Slurm uses."),
     ] = None,
     ucx_devices: Annotated[
         str | None,
-        _option(_NODES, "--ucx-devices", "Network devices for KV transfers, such as mlx5_0:1. Default: the interface."),
+        optional(NODES, "--ucx-devices", "Network devices for KV transfers, such as mlx5_0:1. Default: the interface."),
     ] = None,
     first_port: Annotated[
-        int | None, _option(_NODES, "--first-port", "First port, except for HTTP. Default: 17000.")
+        int | None, optional(NODES, "--first-port", "First port, except for HTTP. Default: 17000.")
     ] = None,
     model_dir: Annotated[
         Path | None,
-        _option(_NODES, "--model-dir", "Directory of the model on the nodes. Default: the path on this machine."),
+        optional(NODES, "--model-dir", "Directory of the model on the nodes. Default: the path on this machine."),
     ] = None,
     local_dir: Annotated[
-        Path | None, _option(_NODES, "--local-dir", "Directory on each node's own disk. Default: /tmp.")
+        Path | None, optional(NODES, "--local-dir", "Directory on each node's own disk. Default: /tmp.")
     ] = None,
     python: Annotated[
         str | None,
-        _option(
-            _NODES, "--python", "Python interpreter with trtx on the nodes. Default: this one; in a container python3."
+        optional(
+            NODES, "--python", "Python interpreter with trtx on the nodes. Default: this one; in a container python3."
         ),
     ] = None,
     etcd: Annotated[
-        str | None, _option(_NODES, "--etcd", "Program etcd on the first node. Default: etcd.", metavar="PROGRAM")
+        str | None, optional(NODES, "--etcd", "Program etcd on the first node. Default: etcd.", metavar="PROGRAM")
     ] = None,
     nats: Annotated[
         str | None,
-        _option(_NODES, "--nats", "Program nats-server on the first node. Default: nats-server.", metavar="PROGRAM"),
+        optional(NODES, "--nats", "Program nats-server on the first node. Default: nats-server.", metavar="PROGRAM"),
     ] = None,
     mpi: Annotated[
-        str | None, _option(_NODES, "--mpi", "srun's --mpi type, for engines over several nodes. Default: pmix.")
+        str | None, optional(NODES, "--mpi", "srun's --mpi type, for engines over several nodes. Default: pmix.")
     ] = None,
     container_image: Annotated[
         str | None,
-        _option(
+        optional(
             _CONTAINER, "--container-image", "Container image for all processes except etcd and NATS; needs pyxis."
         ),
     ] = None,
     container_mounts: Annotated[
         str | None,
-        _option(
+        optional(
             _CONTAINER,
             "--container-mounts",
             "Mounts besides the directories of the model and the run.",
@@ -112,7 +103,7 @@ def slurm(
     ] = None,
     bench: Annotated[
         str | None,
-        _option(
+        optional(
             _BENCH,
             "--bench",
             "Run trtx bench with these flags when all workers serve, then end the job. Default: no benchmark.",
@@ -121,7 +112,7 @@ def slurm(
     ] = None,
     ready_timeout_s: Annotated[
         int | None,
-        _option(
+        optional(
             _JOB,
             "--ready-timeout-s",
             "Time until all workers must serve, in seconds. Default: 1800, or what --time leaves.",
@@ -129,11 +120,13 @@ def slurm(
     ] = None,
     drain_s: Annotated[
         int | None,
-        _option(_JOB, "--drain-s", "Time for running requests to complete when the job ends, in seconds. Default: 15."),
+        optional(
+            _JOB, "--drain-s", "Time for running requests to complete when the job ends, in seconds. Default: 15."
+        ),
     ] = None,
     lease_ttl_s: Annotated[
         int | None,
-        _option(
+        optional(
             _JOB,
             "--lease-ttl-s",
             "Lease of each process in etcd, in seconds; etcd may be away for half of it. Default: 600.",

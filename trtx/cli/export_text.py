@@ -5,13 +5,10 @@ Lines have at most 80 columns unless a word is longer.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
-import yaml
-
 from trtx.cli.sentences import fill
-from trtx.cli.topology_text import describe_command, describe_environment
+from trtx.cli.topology_text import describe_command, describe_engine_configs, describe_environment, describe_reasons
 from trtx.export.outcome import Export
 
 _WIDTH = 80
@@ -34,15 +31,8 @@ def _lines(made: Export) -> Iterator[str]:
         yield f"{part.name}: {part.where}"
         yield from describe_environment({name: told for name, told in part.environment.items() if name not in shared})
         yield from describe_command(part.command)
-    for role, values in made.served.engine_configs.items():
-        yield ""
-        yield f"Engine config of {role}:"
-        text = yaml.safe_dump(dict(values), sort_keys=False) if values else "(the engine's defaults)"
-        yield from textwrap.indent(text.rstrip(), "  ").splitlines()
-    yield ""
-    yield "Decided:"
-    for reason in made.reasons:
-        yield from fill(f"  - {reason}", _WIDTH)
+    yield from describe_engine_configs(made.served.engine_configs)
+    yield from describe_reasons(made.reasons)
     yield ""
     yield f"Files: {', '.join(file.name for file in made.files)}"
     yield from fill(made.how, _WIDTH)

@@ -114,10 +114,10 @@ def fidelity(
 
 
 def _result(run_dir: Path) -> tuple[RenderableType, dict[str, Any]]:
-    from trtx.report.fidelity import fidelity_fields, fidelity_table, read_fidelity_view
+    from trtx.report.fidelity import read_fidelity_view
 
     view = read_fidelity_view(run_dir)
-    return fidelity_table(view), fidelity_fields(view)
+    return view.on_terminal, view.summary
 
 
 def _spec(given: dict[str, Any]) -> FidelitySpec:

@@ -57,6 +57,11 @@ class OptionGroup:
 
     def _annotation(self, name: str, defaults: Mapping[str, Any]) -> Any:
         record, field = self._record(name), self.model.model_fields[name]
+        if field.default is True:
+            raise ValueError(
+                f"{self.model.__name__}.{name} is true by default, so that its flag {option_of(name)} would change "
+                "nothing; name the field after the opposite, and let it be False by default"
+            )
         option = typer.Option(
             option_of(name),
             help=record.help + _default_text(defaults.get(name, field.default)),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from trtx.cli.command import optional
 
 _PANEL = "Verdict"
-
-
-def _option(name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel=_PANEL, show_default=False, **more)
+_option = partial(optional, _PANEL)
 
 
 MaxRegressionOption = Annotated[

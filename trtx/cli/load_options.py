@@ -9,9 +9,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin
 
-import typer
-
 from trtx.bench import LoadSpec
+from trtx.cli.command import optional
 from trtx.cli.field_options import OptionGroup, option_of, options_with_help
 from trtx.cli.request_options import request_fields
 from trtx.cli.topology_options import WHOLE_NUMBER
@@ -38,31 +37,24 @@ class AxisOptions:
 
     axis: Annotated[
         list[str] | None,
-        typer.Option(
+        optional(
+            "Topology",
             "--axis",
-            metavar="FIELD=V1,V2",
-            help="Field of the topology, such as prefill=1,2 or recipe=a,b, or of the engine config, such as "
+            "Field of the topology, such as prefill=1,2 or recipe=a,b, or of the engine config, such as "
             "overrides.max_batch_size=8,64, with several values. Repeatable: every combination is measured.",
-            rich_help_panel="Topology",
-            show_default=False,
+            metavar="FIELD=V1,V2",
         ),
     ] = None
     max_cells: Annotated[
         int | None,
-        typer.Option(
-            "--max-cells",
-            help="Largest permitted number of cells. Default: 64.",
-            rich_help_panel="Load",
-            show_default=False,
-        ),
+        optional("Load", "--max-cells", "Largest permitted number of cells. Default: 64."),
     ] = None
     gpu_hour_price: Annotated[
         float | None,
-        typer.Option(
+        optional(
+            "Load",
             "--gpu-hour-price",
-            help="Price of one GPU for an hour, in any currency, from which the cost of a million tokens is computed.",
-            rich_help_panel="Load",
-            show_default=False,
+            "Price of one GPU for an hour, in any currency, from which the cost of a million tokens is computed.",
         ),
     ] = None
 

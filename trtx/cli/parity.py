@@ -163,10 +163,10 @@ def parity(
 
 
 def _result(run_dir: Path) -> tuple[RenderableType, dict[str, Any]]:
-    from trtx.report.parity import parity_fields, parity_table, read_parity_view
+    from trtx.report.parity import read_parity_view
 
     view = read_parity_view(run_dir)
-    return parity_table(view), parity_fields(view)
+    return view.on_terminal, view.summary
 
 
 _OWN = ("prompts", "isl", "osl", "concurrency", "seed", "max_num_tokens", "dtype")

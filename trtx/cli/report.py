@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,9 +13,7 @@ from trtx.errors import UsageError
 
 if TYPE_CHECKING:
     from trtx.report import RunView
-    from trtx.report.evaluation import EvaluationView
-    from trtx.report.fidelity import FidelityData
-    from trtx.report.parity import ParityView
+    from trtx.report.eval_report import EvalReport
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -40,22 +38,13 @@ def report(
     from trtx.bench.intact import refuse_changed, refuse_changed_documents
     from trtx.cli.console import ResultConsole
     from trtx.report import REPORT_FILE, RunView, console_table
-    from trtx.report.evaluation import EvaluationView, evaluation_fields, evaluation_table
-    from trtx.report.fidelity import FidelityData, fidelity_fields, fidelity_table
-    from trtx.report.parity import ParityView, parity_fields, parity_table
     from trtx.report.summary import summary_json
 
     view = rendered(run)
-    fields: dict[str, Any]
-    match view:
-        case EvaluationView():
-            fields, table = evaluation_fields(view), evaluation_table(view)
-        case FidelityData():
-            fields, table = fidelity_fields(view), fidelity_table(view)
-        case ParityView():
-            fields, table = parity_fields(view), parity_table(view)
-        case _:
-            fields, table = summary_json(view), console_table(view)
+    if isinstance(view, RunView):
+        fields, table = summary_json(view), console_table(view)
+    else:
+        fields, table = view.summary, view.on_terminal
     if as_json:
         typer.echo(json.dumps({"run_dir": str(run.absolute()), **fields}))
     else:
@@ -66,7 +55,7 @@ def report(
     refuse_changed_documents(run)
 
 
-def rendered(run: Path) -> RunView | EvaluationView | FidelityData | ParityView:
+def rendered(run: Path) -> RunView | EvalReport:
     """Renders the report of a run and returns its view.
 
     Raises UsageError if the directory is not a run, if a document can't be read, or if the report can't be written.

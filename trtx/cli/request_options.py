@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
-import typer
-
+from trtx.cli.command import optional
 from trtx.cli.topology_options import split_words
 from trtx.config.strict_yaml import parse_yaml
 from trtx.config.wording import quoted
 from trtx.errors import UsageError
 
-
-def _option(name: str, help: str, **more: Any) -> Any:
-    return typer.Option(name, help=help, rich_help_panel="Requests", show_default=False, **more)
+_option = partial(optional, "Requests")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

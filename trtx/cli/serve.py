@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trtx.cli import topology_options as options
-from trtx.cli.command import Verb
+from trtx.cli.command import Verb, optional
 from trtx.cli.placement import refuse_ignored
 from trtx.config import Mode
 from trtx.config.hosts import MAX_FRONTENDS, read_hosts
@@ -49,20 +49,20 @@ def serve(
     ] = 1,
     hosts: Annotated[
         Path | None,
-        typer.Option(
+        optional(
+            "Topology",
             "--hosts",
+            "Serve over the hosts in this YAML file: this host runs its share, the others run trtx serve join.",
             metavar="FILE",
-            help="Serve over the hosts in this YAML file: this host runs its share, the others run trtx serve join.",
-            rich_help_panel="Topology",
         ),
     ] = None,
     this_host: Annotated[
         str | None,
-        typer.Option(
+        optional(
+            "Topology",
             "--this-host",
+            "Name of this host in the file. Default: the host with an address of this machine.",
             metavar="NAME",
-            help="Name of this host in the file. Default: the host with an address of this machine.",
-            rich_help_panel="Topology",
         ),
     ] = None,
     media: options.MediaOptions,

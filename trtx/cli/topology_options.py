@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from trtx.cli.command import optional
 from trtx.cli.field_options import OptionGroup, option_of, options_with_help, validated
 from trtx.cli.field_options import spread as spread  # verbs take it from here, with the groups
 from trtx.config import Mode, Role, TopologySpec, recipe_files
@@ -22,15 +23,9 @@ from trtx.errors import UsageError
 WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")  # an item of a list; str.isdigit() would accept ² and any length
 _MODEL, _OUTPUT = "Model", "Output"
 
-
-def _option(panel: str, name: str, help: str, **more: Any) -> Any:
-    """Returns an option that is None unless given; the help text states the default."""
-    return typer.Option(name, help=help, rich_help_panel=panel, show_default=False, **more)
-
-
 ConfigOption = Annotated[
     list[str] | None,
-    _option(
+    optional(
         _MODEL,
         "--config",
         "Engine config of one role (agg, prefill, decode): a YAML file with TensorRT-LLM's field names. Repeatable.",
@@ -39,7 +34,7 @@ ConfigOption = Annotated[
 ]
 RecipeOption = Annotated[
     str | None,
-    _option(
+    optional(
         _MODEL,
         "--recipe",
         "Folder of engine_configs to use, such as deepseek-r1-mtp. Default: the model family's. --config overrides it.",
@@ -48,7 +43,7 @@ RecipeOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    _option(
+    optional(
         _MODEL,
         "--set",
         "Override a field of the engine configs of all roles except encode; ROLE.A.B=C: of one role. Repeatable.",
@@ -67,7 +62,7 @@ class ModelOptions:
 
     model: Annotated[
         str | None,
-        _option(
+        optional(
             _MODEL,
             "--model",
             "Directory, Hugging Face name or synthetic:<shape>. Default: a small synthetic one that fits this machine.",
@@ -75,7 +70,7 @@ class ModelOptions:
     ] = None
     served_model_name: Annotated[
         str | None,
-        _option(
+        optional(
             _MODEL, "--served-model-name", "Model name in the requests of clients. Default: the model's short name."
         ),
     ] = None

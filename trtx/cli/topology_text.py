@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import yaml
 
@@ -43,11 +44,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"{process.name}: {_place(process)}, log {process.log_path.relative_to(plan.run_dir)}"
         yield from describe_environment({name: value for name, value in process.env.items() if name not in shared})
         yield from describe_command(process.argv)
-    for role, values in plan.engine_configs.items():
-        yield ""
-        yield f"Engine config of {role}:"
-        text = yaml.safe_dump(values, sort_keys=False) if values else "(the engine's defaults)"
-        yield from textwrap.indent(text.rstrip(), "  ").splitlines()
+    yield from describe_engine_configs(plan.engine_configs)
     if plan.memory:
         yield ""
         yield from describe_memory(plan.memory)
@@ -60,10 +57,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield "Warnings:"
         for warning in plan.all_warnings:
             yield from fill(f"  - {warning}", _WIDTH)
-    yield ""
-    yield "Decided:"
-    for reason in plan.reasons:
-        yield from fill(f"  - {reason}", _WIDTH)
+    yield from describe_reasons(plan.reasons)
 
 
 def _gpus(plan: Plan) -> str:
@@ -78,6 +72,21 @@ def _place(process: ProcessSpec) -> str:
     if process.host:
         return f"on {process.host}, {place}, {describe_ports(process)}"
     return place if process.system_port is None else f"{place}, metrics port {process.system_port}"
+
+
+def describe_engine_configs(configs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for role, values in configs.items():
+        yield ""
+        yield f"Engine config of {role}:"
+        text = yaml.safe_dump(dict(values), sort_keys=False) if values else "(the engine's defaults)"
+        yield from textwrap.indent(text.rstrip(), "  ").splitlines()
+
+
+def describe_reasons(reasons: Iterable[str]) -> Iterator[str]:
+    yield ""
+    yield "Decided:"
+    for reason in reasons:
+        yield from fill(f"  - {reason}", _WIDTH)
 
 
 def describe_environment(variables: Mapping[str, str]) -> Iterator[str]:

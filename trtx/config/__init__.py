@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtx.config.check import check_engine_configs, resolve_engine_config
+    from trtx.config.check import check_engine_configs
     from trtx.config.engine_config import ResolvedEngineConfig, load_engine_config
     from trtx.config.families import built_files, config_family, recipe_files, recipe_names
     from trtx.config.findings import Finding, refuse_errors
@@ -23,12 +23,10 @@ _HOMES = {
     "Role": "topology", "RouterMode": "topology", "TopologySpec": "topology", "built_files": "families",
     "check_engine_configs": "check", "config_family": "families", "load_engine_config": "engine_config",
     "recipe_files": "families", "recipe_names": "families", "refuse_errors": "findings",
-    "resolve_engine_config": "check",
 }  # fmt: skip
 __all__ = [
     "Finding", "Mode", "ModelFacts", "ResolvedEngineConfig", "Role", "RouterMode", "TopologySpec", "built_files",
     "check_engine_configs", "config_family", "load_engine_config", "recipe_files", "recipe_names", "refuse_errors",
-    "resolve_engine_config",
 ]  # fmt: skip
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from trtx.config import schema
-from trtx.config.engine_config import ResolvedEngineConfig, given_path, load_engine_config
+from trtx.config.engine_config import ResolvedEngineConfig, given_path
 from trtx.config.engine_uses import OWN_FIELDS
-from trtx.config.findings import SEVERITIES, Finding, Severity, refuse_errors
+from trtx.config.findings import SEVERITIES, Finding, Severity
 from trtx.config.left_out import OF_TP
 from trtx.config.rules import ModelFacts, Subject, findings_of
 from trtx.config.topology import Role
@@ -66,24 +65,6 @@ def check_engine_configs(
     elif engine != "torch":
         found = [finding for finding in found if finding.severity == "error"]
     return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
-
-
-def resolve_engine_config(
-    role: Role,
-    *,
-    family: str,
-    path: Path | None,
-    overrides: tuple[str, ...],
-    engine: str,
-    version: str | None = None,
-) -> ResolvedEngineConfig:
-    """Loads the config of one role, applies the overrides and checks it by itself.
-
-    Raises UsageError, which lists every error.
-    """
-    config = load_engine_config(role, family=family, path=path, overrides=overrides, engine=engine)
-    refuse_errors(check_engine_configs({role: config}, engine=engine, version=version))
-    return config
 
 
 # Rules must not calculate with fields of these kinds: their type is wrong or unchecked.

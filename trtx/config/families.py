@@ -30,8 +30,9 @@ _FAMILIES = {
     "Qwen3VLForConditionalGeneration": "qwen3-vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen3-vl-30b-a3b",
 }
-# The torch engine's folder, if it differs: gpt-oss-120b's configs need two GPUs and attention data parallelism.
-_TORCH_FAMILIES = {"GptOssForCausalLM": "gpt-oss-20b"}
+# The torch engine's folder, if it differs: gpt-oss-120b's configs need two GPUs and attention data parallelism, and
+# gemma3's list attention windows, which the torch engine takes from config.json.
+_TORCH_FAMILIES = {"GptOssForCausalLM": "gpt-oss-20b", "Gemma3ForCausalLM": "gemma3-1b"}
 
 
 class ConfigHeader(BaseModel):

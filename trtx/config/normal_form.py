@@ -7,7 +7,7 @@ from typing import Any
 
 from trtx.config import schema
 from trtx.config.torch_limits import TRANSPORT_OF
-from trtx.config.versions import DEFAULT_VERSION, SchemaVersion, schema_version
+from trtx.config.versions import DEFAULT_VERSION, schema_version
 
 _VERSION = schema_version(DEFAULT_VERSION)
 _TORCH_DEFAULTS: Mapping[str, Any] = {
@@ -26,28 +26,26 @@ _OFF_BY_DEFAULT = frozenset(("speculative_config", "sleep_config"))
 """Sections whose null says what holds without them."""
 
 
-def normal_form(values: Mapping[str, Any], engine: str, version: SchemaVersion = _VERSION) -> dict[str, Any]:
+def normal_form(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
     """Returns ``values``, the fields of a config that the engine acts on, by path and without defaults.
 
     A null is omitted if the engine treats it as the default. A section that is null is kept if it switches something
     off.
     """
-    return dict(_flat(values, engine, version, "LlmArgs", ""))
+    return dict(_flat(values, engine, "LlmArgs", ""))
 
 
-def _flat(
-    values: Mapping[str, Any], engine: str, version: SchemaVersion, model: str, prefix: str
-) -> list[tuple[str, Any]]:
+def _flat(values: Mapping[str, Any], engine: str, model: str, prefix: str) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, value in values.items():
         path, inner = f"{prefix}{name}", schema.nested_model(model, values, name)
         if inner is not None and isinstance(value, Mapping):
-            found += _flat(value, engine, version, inner, f"{path}.")
+            found += _flat(value, engine, inner, f"{path}.")
             continue
         value = _spelt(path, value, engine)
         if value is None and path in _OFF_BY_DEFAULT:
             continue
-        if inner is not None or not _holds_anyway(path, value, engine, version):
+        if inner is not None or not _holds_anyway(path, value, engine):
             found.append((path, value))
     return found
 
@@ -62,8 +60,8 @@ def _spelt(path: str, value: Any, engine: str) -> Any:
     return value
 
 
-def _holds_anyway(path: str, value: Any, engine: str, version: SchemaVersion) -> bool:
-    default = schema.default(path, version, given=path.count("."))
+def _holds_anyway(path: str, value: Any, engine: str) -> bool:
+    default = schema.default(path, _VERSION, given=path.count("."))
     if value is None and path in _NULL_IS_OFF:
         return False
     if engine == "torch":

@@ -96,16 +96,16 @@ def check_min_scores(
             )
 
 
-def check_max_drop(max_drop: float, shares: Sequence[str], worded: str = "--max-drop") -> None:
+def check_max_drop(max_drop: float, shares: Sequence[str]) -> None:
     """Raises UsageError for a drop that a score between 0 and 1 can't have, since the check could never fail.
 
-    ``shares``: names of scores between 0 and 1. ``worded``: the option's name in messages.
+    ``shares``: names of scores between 0 and 1.
     """
     if not (max_drop > 0 and math.isfinite(max_drop)):
-        raise UsageError(f"{worded} is {max_drop:g}; expected a number above 0, such as {DEFAULT_MAX_DROP:g}")
+        raise UsageError(f"--max-drop is {max_drop:g}; expected a number above 0, such as {DEFAULT_MAX_DROP:g}")
     if max_drop >= 1 and shares:
         raise UsageError(
-            f"{worded} is {max_drop:g}, and {shares[0]} lies between 0 and 1, so no score could be that much worse; "
+            f"--max-drop is {max_drop:g}, and {shares[0]} lies between 0 and 1, so no score could be that much worse; "
             f"expected a value such as {DEFAULT_MAX_DROP:g}, for two answers in a hundred. Compare tasks with other "
             "metrics in a separate run"
         )

@@ -111,6 +111,7 @@ def start_proxy(
             overload_status=_overload_status(),
             namespace=os.environ.get("DYN_NAMESPACE", ""),
             why_unavailable=(lambda: None) if sleeps_in is None else partial(why_unavailable, sleeps_in),
+            lacks_worker=_lacks_worker,
             drops_bypass_events=_CONDITIONAL_DISAGG in flags,
         ).start()
     except OSError as error:
@@ -125,6 +126,13 @@ def _slots() -> int:
 
     registry = _registry()
     return 0 if registry is None else worker_slots(registry)
+
+
+def _lacks_worker() -> bool:
+    from trtx.frontend.discovery import lacks_generator
+
+    registry = _registry()
+    return registry is not None and lacks_generator(registry)
 
 
 def _context() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Protocol, cast
 
 import h11
@@ -21,6 +22,8 @@ _GENERATING = frozenset({*PATHS, "/v1/messages"})
 """The paths whose requests take a slot of a worker and have a deadline."""
 _GENERATING_BYTES = frozenset(path.encode() for path in _GENERATING)
 _MOST_HEAD_BYTES = 256 << 10
+_HEAD_TOO_LARGE = 431
+_QUOTED = re.compile(r":? (bytearray\(|b['\"]).*", re.DOTALL)
 _HTTP_VERSIONS = frozenset({b"1.0", b"1.1"})
 _MOST_LINGERING_S = 30.0
 """How long the rest of a refused request is read and dropped, as in nginx (lingering_time)."""
@@ -38,6 +41,8 @@ class Services(Protocol):
     body_limit: int
 
     def why_unavailable(self) -> str | None: ...
+
+    async def lacks_worker(self) -> bool: ...
 
     async def inner(self, client: AnswerReader) -> DynamoConnection: ...
 
@@ -109,7 +114,7 @@ class ClientConnection(asyncio.Protocol):
             self._parser.receive_data(data)
             self._parse(self._parser)
         except h11.RemoteProtocolError as error:
-            self._refuse(error.error_status_hint, f"the request is not valid HTTP/1.1: {error}", lingers=True)
+            self._refuse(error.error_status_hint, _why_malformed(error), lingers=True)
 
     def _refuse_unread(self, data: bytes) -> bytes | None:
         """If the queue is full, refuses a request as soon as its head has arrived, without parsing it with h11.
@@ -143,9 +148,18 @@ class ClientConnection(asyncio.Protocol):
         if self._closes_after_body:
             self.transport.close()
 
+    @property
+    def generates(self) -> bool:
+        """Whether the request whose answer is due asks a model for text."""
+        return self._path in _GENERATING
+
     def why_unavailable(self) -> str | None:
         """Why no worker takes the request whose answer is due; None if unknown."""
-        return self._proxy.why_unavailable() if self._path in _GENERATING else None
+        return self._proxy.why_unavailable() if self.generates else None
+
+    async def lacks_worker(self) -> bool:
+        """Whether no worker that generates text is left; False if unknown."""
+        return await self._proxy.lacks_worker()
 
     def next_request(self) -> None:
         """Handles the bytes that the client sent while its last answer was due, unless the connection ends."""
@@ -240,7 +254,7 @@ class ClientConnection(asyncio.Protocol):
             self._inner.ask(request.method, request_head(request, len(body)) + body)
             return
         asked = request_head(request, len(of_calls.body)) + of_calls.body
-        self._inner.ask_for_calls(asked, is_streamed=of_calls.is_streamed)
+        self._inner.ask_for_calls(asked, is_streamed=of_calls.is_streamed, is_forced=of_calls.is_forced)
 
     def _end_late(self, seconds: float) -> None:
         """Ends the request whose answer is due, because it has passed its deadline."""
@@ -300,6 +314,14 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.write_eof()
         else:
             self.transport.close()
+
+
+def _why_malformed(error: h11.RemoteProtocolError) -> str:
+    """A sentence about a request that h11 can't parse, without the bytes of the request that h11 quotes."""
+    if error.error_status_hint == _HEAD_TOO_LARGE:
+        return f"the head of the request has more than {_MOST_HEAD_BYTES} bytes; send fewer or shorter headers"
+    words = _QUOTED.sub("", str(error))
+    return f"the request is not valid HTTP/1.1: {words[0].lower()}{words[1:]}"
 
 
 def _announced_bytes(request: h11.Request) -> int:

@@ -1,7 +1,8 @@
-"""Opens the discovery that this process's Dynamo uses, by its environment, and reads the workers' slots from it."""
+"""Opens the discovery that this process's Dynamo uses, by its environment, and reads facts about workers from it."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from trtx.planes.kubernetes_registry import KubernetesRegistry
 from trtx.planes.registry import Registry
 
 _TIMEOUT_S = 1.0  # the frontend waits for its handlers
+_KEPT_S = 0.5
 _DYNAMOS_LEASE_TTL_S = "10"
+_OTHER_COMPONENTS = ("prefill", "encode")
+"""Dynamo's components of workers that generate no text, as ``trtx.worker.engine`` names them."""
 
 
 def registry_of_environment(environment: Mapping[str, str]) -> Registry | None:
@@ -42,6 +46,31 @@ def worker_slots(registry: Registry) -> int:
     Raises OSError if discovery can't be read.
     """
     return sum(card.slots for card in registry.cards())
+
+
+def lacks_generator(registry: Registry) -> bool:
+    """Whether no worker that generates text is left: none is registered, or none keeps a connection.
+
+    A dead worker remains registered until the launcher has seen its death. Raises OSError if discovery can't be read.
+    """
+    generators = (one for one in registry.instances() if one.component not in _OTHER_COMPONENTS)
+    return not any(_keeps_connection(one.host, one.port) for one in generators)
+
+
+def _keeps_connection(host: str, port: int) -> bool:
+    """Whether a worker lives there. The port of one that is being killed still takes connections, and resets them."""
+    try:
+        connection = socket.create_connection((host, port), _TIMEOUT_S)
+    except OSError:
+        return False
+    with connection:
+        connection.settimeout(_KEPT_S)
+        try:
+            return connection.recv(1) != b""  # a worker sends nothing before it has a request
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
 
 
 def worker_context(registry: Registry) -> int:

@@ -12,6 +12,13 @@ from trtx.frontend.refusals import refusal, stream_end
 from trtx.frontend.tool_answers import ToolAnswer
 
 _UNAVAILABLE = b"HTTP/1.1 503 "
+_NOT_FOUND = b"HTTP/1.1 404 "
+_FAILED = b"HTTP/1.1 500 "
+_NOT_FOUND_STATUS = 404
+_FAILED_STATUS = 500
+NO_WORKER = (
+    "no worker of the model is ready now; if one has died, it starts again and serves in some seconds, so try again"
+)
 
 
 class AnswerReader(Protocol):
@@ -19,13 +26,24 @@ class AnswerReader(Protocol):
 
     transport: asyncio.Transport
 
+    @property
+    def generates(self) -> bool: ...
+
     def why_unavailable(self) -> str | None: ...
+
+    async def lacks_worker(self) -> bool: ...
 
     def next_request(self) -> None: ...
 
 
 class DynamoConnection(asyncio.Protocol):
-    """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains a 503.
+    """Copies each answer to the client, unless a ToolAnswer reads it or trtx explains why no worker answers.
+
+    Without a worker of a model, Dynamo 1.6.1 has no route for its requests: a 404 without a body, which a client takes
+    for a wrong address and never repeats. The client gets a 503 instead.
+
+    For some milliseconds after the last worker has died, its KV router makes a 500 of a request that it has accepted,
+    and only its log has the cause. The client gets the same 503 if no worker is left indeed, and otherwise the 500.
 
     ``drops_bypass_events``: leaves the events of ``bypass_events`` out of the copies.
     """
@@ -39,15 +57,17 @@ class DynamoConnection(asyncio.Protocol):
         self._answer: ToolAnswer | None = None
         self._replaced: AnswerFraming | None = None  # an answer whose text trtx replaces
         self._sentence = ""
+        self._original = bytearray()  # its bytes, which may have to be passed on
+        self._judging: asyncio.Task[None] | None = None  # a 500 is complete, and discovery is being read
         self._has_sent = False  # the client has got a part of the answer
         self._is_left = False  # the request was ended early, and further bytes are dropped
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's classes don't derive from asyncio's
 
-    def ask_for_calls(self, request: bytes, *, is_streamed: bool) -> None:
-        """Sends a POST whose answer may have tool calls."""
-        self._answer, self._has_sent = ToolAnswer(is_streamed=is_streamed), False
+    def ask_for_calls(self, request: bytes, *, is_streamed: bool, is_forced: bool) -> None:
+        """Sends a POST whose answer may have tool calls, or must be one (``is_forced``)."""
+        self._answer, self._has_sent = ToolAnswer(is_streamed=is_streamed, is_forced=is_forced), False
         self.transport.write(request)
 
     def ask(self, method: bytes, request: bytes) -> None:
@@ -61,6 +81,8 @@ class DynamoConnection(asyncio.Protocol):
         chunk was sent already, so that no error message can follow.
         """
         self._is_left = True
+        if self._judging is not None:
+            self._judging.cancel()
         self.transport.abort()
         if not self._has_sent:
             return None
@@ -70,9 +92,8 @@ class DynamoConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_left:
             return
-        if not self._has_sent and self._replaced is None and data.startswith(_UNAVAILABLE):
-            self._sentence = self._client.why_unavailable() or ""
-            self._replaced = AnswerFraming(b"POST") if self._sentence else None
+        if not self._has_sent and self._replaced is None and data.startswith((_UNAVAILABLE, _NOT_FOUND, _FAILED)):
+            self._replaced = self._explained(data)
         if self._replaced is not None:
             self._replace(self._replaced, data)
             return
@@ -88,10 +109,38 @@ class DynamoConnection(asyncio.Protocol):
             self._framing = None
             self._client.next_request()
 
+    def _explained(self, data: bytes) -> AnswerFraming | None:
+        """The framing of an answer that begins with ``data``, if trtx may replace it with a sentence."""
+        sentence = self._client.why_unavailable()
+        if data.startswith(_UNAVAILABLE):
+            self._sentence = sentence or ""
+            return AnswerFraming(b"POST") if sentence else None
+        self._sentence = sentence or NO_WORKER
+        return AnswerFraming(b"POST", keeps=True) if self._client.generates else None
+
     def _replace(self, framing: AnswerFraming, data: bytes) -> None:
-        if framing.feed(data):
-            self._replaced = self._framing = self._answer = None
-            self._client.transport.write(refusal(503, self._sentence, closes=False))
+        self._original += data
+        if not framing.feed(data):
+            return
+        sent, self._original = bytes(self._original), bytearray()
+        is_kept = framing.status == _NOT_FOUND_STATUS and framing.body
+        self._replaced = self._framing = self._answer = None
+        if framing.status == _FAILED_STATUS:
+            self._judging = asyncio.ensure_future(self._judge(sent))
+            return
+        self._client.transport.write(sent if is_kept else refusal(503, self._sentence, closes=False))
+        self._client.next_request()
+
+    async def _judge(self, failed: bytes) -> None:
+        """Passes on ``failed``, a 500, or answers 503 in its place if no worker is left."""
+        lacks_worker = await self._client.lacks_worker()
+        self._judging = None
+        if self._client.transport.is_closing():
+            return
+        self._client.transport.write(refusal(503, self._sentence, closes=False) if lacks_worker else failed)
+        if self.transport.is_closing():
+            self._client.transport.close()
+        else:
             self._client.next_request()
 
     def _read(self, answer: ToolAnswer, data: bytes) -> None:
@@ -109,7 +158,7 @@ class DynamoConnection(asyncio.Protocol):
             self._client.next_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._is_left:
+        if not self._is_left and self._judging is None:
             self._client.transport.close()
 
     def pause_writing(self) -> None:

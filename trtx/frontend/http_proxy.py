@@ -1,7 +1,7 @@
 """The HTTP proxy in a frontend's process: listens on the public port, and forwards requests to Dynamo's on loopback.
 
 It passes answers on unchanged, except tool calls that were cut (``tool_answers``), the events of ``bypass_events`` and
-the 503 of a model that sleeps.
+those that ``dynamo_connection`` replaces because no worker serves the model.
 
 Dynamo 1.6.1 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
 prompts as token ids. So the proxy parses each request and makes its prompt in a thread pool. Remove it once Dynamo
@@ -60,19 +60,22 @@ class HttpProxy:
         overload_status: int = _OVERLOADED,
         namespace: str = "",
         why_unavailable: Callable[[], str | None] = lambda: None,
+        lacks_worker: Callable[[], bool] = lambda: False,
         drops_bypass_events: bool = False,
     ) -> None:
         """Rewrites POSTs to ``paths`` and refuses bodies of more than ``body_limit`` bytes.
 
         ``bounds``: limits of the queue and of a request's duration; ``overload_status``: the HTTP status for a request
         that exceeds the limit of the queue. The launcher of ``namespace`` is exempt. ``why_unavailable``: returns the
-        text that replaces that of Dynamo's 503, or None. ``drops_bypass_events``: whether the router may leave prompts
-        to decode workers, and so adds events to their streams. ``read_calls``: None if Dynamo has no tool call parser,
-        so that all answers are copied.
+        text that replaces that of Dynamo's 503, or None. ``lacks_worker``: returns whether no worker that generates
+        text is left, or raises OSError; called in a thread, after a 500. ``drops_bypass_events``: whether the router
+        may leave prompts to decode workers, and so adds events to their streams. ``read_calls``: None if Dynamo has no
+        tool call parser, so that all answers are copied.
         """
         self._address, self._inner_port, self._rewrite, self._tls = address, inner_port, rewrite, tls
         self._read_calls, self._read_slots = read_calls, read_slots
         self.why_unavailable, self._drops_bypass_events = why_unavailable, drops_bypass_events
+        self._lacks_worker = lacks_worker
         self.admission, self.overload_status = AdmissionQueue(bounds or Bounds()), overload_status
         self.launcher = (LAUNCHER_HEADER, namespace.encode())
         self.paths, self.body_limit = paths, body_limit
@@ -131,6 +134,13 @@ class HttpProxy:
         )
         _, protocol = await asyncio.wait_for(opening, _CONNECT_SECONDS)
         return protocol
+
+    async def lacks_worker(self) -> bool:
+        """Whether no worker that generates text is left; False if discovery can't be read now."""
+        try:
+            return await asyncio.to_thread(self._lacks_worker)
+        except OSError:
+            return False
 
     async def rewritten(self, path: str, body: bytes) -> tuple[bytes, CallRequest | None]:
         """Runs the rewrite in the thread pool. Raises Unrenderable.

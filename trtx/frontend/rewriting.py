@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ _OPENS_THINKING = re.compile(r"(<[a-z:]*think>|\[THINK\])\s*\Z")
 def rewrite(maker: PromptMaker, path: str, body: bytes) -> bytes:
     """The body of a POST to one of :data:`PATHS` with its prompt as token ids. Raises Unrenderable."""
     try:
-        request = json.loads(body, strict=False)
+        request = json.loads(body, strict=False, object_pairs_hook=each_once)
     except UnicodeDecodeError as error:
         raise Unrenderable(
             f"the body is not {error.encoding.upper()} at byte {error.start}: {error.reason}; send JSON in UTF-8"
@@ -42,6 +43,18 @@ def rewrite(maker: PromptMaker, path: str, body: bytes) -> bytes:
             f"the request can't be rendered to a prompt ({' '.join(str(error).split())[:200]}); correct the types of "
             "its messages, tools or prompt, and remove lone surrogates"
         ) from error
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The JSON object of ``pairs``. Raises Unrenderable for a name that occurs twice.
+
+    Python would keep the last value alone, and Dynamo, which refuses such a body, would not see the others.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise Unrenderable(f"the body has the field {json.dumps(twice[:60])} twice in one object; send it once")
+    return found
 
 
 def _completion(maker: PromptMaker, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -4,6 +4,9 @@ Dynamo 1.6.1 completes a cut call, so a client would get half a name or half of 
 stream, each call has a chunk of its own, and a cut call is in the chunk with the finish reason ``length``. So the HTTP
 proxy always asks Dynamo for a stream, drops the call in that chunk, and joins the chunks if the client wants no stream.
 Remove this module once Dynamo drops calls that are not closed.
+
+With a forced call, Dynamo streams the arguments piece by piece. If the answer is cut before they begin, the last chunk
+of a stream has the JSON so far as ``content``. The proxy drops it, as Dynamo does in an answer that is not a stream.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from typing import Any
 
 from trtx.frontend.answer_framing import AnswerFraming
 from trtx.frontend.bypass_events import EVENT
-from trtx.frontend.rewriting import CHAT
+from trtx.frontend.rewriting import CHAT, each_once
+from trtx.prompts.maker import Unrenderable
 
 _READ_BY_THE_PARSER = (None, "auto")
 """Values of ``tool_choice`` with which Dynamo parses the text; with others it expects JSON, or no calls."""
@@ -29,6 +33,7 @@ class CallRequest:
 
     body: bytes
     is_streamed: bool  # the client asked for a stream
+    is_forced: bool = False  # the answer is a call, whatever the model would say
 
 
 def with_calls(path: str, body: bytes) -> CallRequest | None:
@@ -36,13 +41,15 @@ def with_calls(path: str, body: bytes) -> CallRequest | None:
     if path != CHAT:
         return None
     try:
-        request = json.loads(body)
-    except (ValueError, RecursionError):
+        request = json.loads(body, object_pairs_hook=each_once)
+    except (ValueError, RecursionError, Unrenderable):
         return None  # Dynamo refuses it
     if not isinstance(request, dict) or request.get("n") not in (None, 1) or not request.get("tools"):
         return None
     choice, is_streamed = request.get("tool_choice"), request.get("stream")
-    if isinstance(choice, dict) or choice not in _READ_BY_THE_PARSER or is_streamed not in (None, True, False):
+    if isinstance(choice, dict) or choice == "required":
+        return CallRequest(body, is_streamed=True, is_forced=True) if is_streamed is True else None
+    if choice not in _READ_BY_THE_PARSER or is_streamed not in (None, True, False):
         return None
     if is_streamed:
         return CallRequest(body, is_streamed=True)
@@ -55,9 +62,9 @@ def with_calls(path: str, body: bytes) -> CallRequest | None:
 class ToolAnswer:
     """Converts Dynamo's streamed answer to the client's answer. ``is_done``: the answer has ended."""
 
-    def __init__(self, *, is_streamed: bool) -> None:
-        """``is_streamed``: the client asked for a stream."""
-        self._is_streamed = is_streamed
+    def __init__(self, *, is_streamed: bool, is_forced: bool = False) -> None:
+        """``is_streamed``: the client asked for a stream. ``is_forced``: the answer has no text beside its calls."""
+        self._is_streamed, self._is_forced = is_streamed, is_forced
         self._framing = AnswerFraming(b"POST", keeps=True)
         self._is_events: bool | None = None  # None: the head has not arrived
         self._message = _Message()
@@ -82,7 +89,7 @@ class ToolAnswer:
         for text in whole:
             if text + b"\n\n" == EVENT:
                 continue
-            event = _without_cut_call(text)
+            event = _without_cut_call(text, is_forced=self._is_forced)
             if self._is_streamed:
                 yield _chunk(event + b"\n\n")
             else:
@@ -164,9 +171,12 @@ def _payloads(event: bytes) -> Iterator[dict[str, Any]]:
             yield payload if isinstance(payload, dict) else {"error": {"message": str(payload)}}
 
 
-def _without_cut_call(event: bytes) -> bytes:
-    """``event`` without its tool call if its finish reason is ``length``, because the call may be cut."""
-    if b'"tool_calls"' not in event or b'"length"' not in event:
+def _without_cut_call(event: bytes, *, is_forced: bool) -> bytes:
+    """``event`` without its tool call if its finish reason is ``length``, because the call may be cut.
+
+    ``is_forced``: its text is the beginning of a call, and is dropped too.
+    """
+    if b'"length"' not in event or not (is_forced or b'"tool_calls"' in event):
         return event
     lines = []
     for line in event.split(b"\n"):
@@ -176,6 +186,8 @@ def _without_cut_call(event: bytes) -> bytes:
             for choice in payload.get("choices") or ():
                 if choice.get("finish_reason") == "length":
                     choice["delta"].pop("tool_calls", None)
+                    if is_forced:
+                        choice["delta"].pop("content", None)
             line = b"data: " + _encoded(payload)
         lines.append(line)
     return b"\n".join(lines)

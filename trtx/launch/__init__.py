@@ -2,9 +2,10 @@
 
 Owns the processes of a topology, the ports held for them, their discovery records and scratch files, and the stop
 signals. Does not decide what to start (``topology`` does) and does not measure (``bench`` does). Entry points:
-:func:`prepare`, then :func:`serve`. Always holds: when ``serve`` is left, for whatever reason, no process of the
-topology is alive and its scratch files are removed. A reported cause was always checked, and neither a failed write nor
-a failing event listener ends the supervision.
+:func:`prepare`, then :func:`serve`. ``supervisor.py`` finds dead, silent and unregistered processes, ``restarts.py``
+decides when one starts again, and ``presence.py`` holds the lease with which a host's share leaves etcd. Always holds:
+when ``serve`` is left, for whatever reason, no process of the topology is alive and its scratch files are removed. A
+reported cause was always checked, and neither a failed write nor a failing event listener ends the supervision.
 """
 
 from __future__ import annotations

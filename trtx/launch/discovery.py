@@ -31,10 +31,10 @@ def registry_of(plan: Plan, on_problem: Callable[[str], None] = lambda problem: 
     return WatchedRegistry(EtcdRegistry(etcd, plan.namespace, lease_ttl_s=plan.etcd.lease_ttl_s), on_problem)
 
 
-def open_etcd(service: EtcdService, *, timeout_s: float = 2.0) -> Etcd:
+def open_etcd(service: EtcdService) -> Etcd:
     """A client of a plan's etcd, with its credentials. Raises UsageError if their files can't be read."""
     auth = etcd_auth(service)
-    return Etcd(service.endpoints, None if auth is None else auth.read(), timeout_s=timeout_s)
+    return Etcd(service.endpoints, None if auth is None else auth.read(), timeout_s=2.0)
 
 
 def etcd_auth(service: EtcdService) -> EtcdAuth | None:

@@ -286,6 +286,6 @@ def _last_of_ucx(path: Path) -> str:
     return errors[-1] if errors else ""
 
 
-def _shortened(cause: str, longest: int = 400) -> str:
+def _shortened(cause: str) -> str:
     line = " ".join(cause.split()).rstrip(".")
-    return line if len(line) <= longest else line[:longest] + "…"
+    return line if len(line) <= 400 else line[:400] + "…"

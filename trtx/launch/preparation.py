@@ -19,6 +19,7 @@ from trtx.checkpoint import (
 )
 from trtx.checkpoint.drafts import check_draft_of
 from trtx.checkpoint.facts import dtype_of, read_config
+from trtx.checkpoint.quantized_tensors import check_quantized_tensors
 from trtx.checkpoint.tensor_parallel import check_expert_sizes
 from trtx.checkpoint.vision import read_vision_config
 from trtx.config import (
@@ -138,7 +139,7 @@ def resolve(spec: TopologySpec, machine: Machine | None, *, has_gpu: bool) -> Re
     checkpoint = describe_checkpoint(model) if machine is None else resolve_checkpoint(model)
     if engine == "torch":
         # Refuses in advance, with the same messages, what the engine would refuse once it runs.
-        read_model_config(checkpoint.path)
+        check_quantized_tensors(checkpoint.path, read_model_config(checkpoint.path))
         read_end_ids(checkpoint.path)
     check_media(spec, engine, checkpoint)
     chat = resolve_chat_format(spec, checkpoint.path, checkpoint.architecture)

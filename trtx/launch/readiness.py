@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,25 +110,14 @@ def complete(
         return f"{type(error).__name__}: {error}"
 
 
-def complete_once_routed(
-    url: str,
-    model: str,
-    prompt: str,
-    max_tokens: int,
-    *,
-    timeout_s: float,
-    certificate: Path | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> str | None:
-    """As :func:`complete`, but repeats the request for a few seconds while it gets a 503.
+def once_routed(ask: Callable[[], str | None]) -> str | None:
+    """Repeats ``ask``, a call of :func:`complete`, for a few seconds while it gets a 503.
 
     Dynamo 1.6.1's frontend counts a worker as ready a moment before its router knows the worker.
     """
     until = time.monotonic() + _UNROUTED_S
     while True:
-        problem = complete(
-            url, model, prompt, max_tokens, timeout_s=timeout_s, certificate=certificate, headers=headers
-        )
+        problem = ask()
         if problem is None or not problem.startswith("HTTP 503") or time.monotonic() >= until:
             return problem
         time.sleep(_RETRY_S)

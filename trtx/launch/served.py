@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from trtx.errors import LaunchError, UsageError
 from trtx.launch.discovery import remove_left_behind
@@ -19,7 +20,7 @@ from trtx.launch.interruption import Interruption, catch_signals
 from trtx.launch.leftovers import clear_leftovers, refuse_second
 from trtx.launch.ports import ANOTHER_PORT, HOLDER, OF_SEVERAL_HOSTS
 from trtx.launch.presence import SharePresence
-from trtx.launch.readiness import Readiness, ask_readiness, complete_once_routed, own_headers
+from trtx.launch.readiness import Readiness, ask_readiness, complete, once_routed, own_headers
 from trtx.launch.route import FrontendStatus
 from trtx.launch.run_directory import RunDirectory
 from trtx.launch.scratch import Scratch
@@ -315,16 +316,11 @@ def _warm_up(topology: ServedTopology, handoffs: HandoffProofs, images: ImagePro
     def ask(number: int) -> Future[str | None]:
         prompt = warm_up_prompt(number)
         url = urls[number % len(urls)]
-        return pool.submit(
-            complete_once_routed,
-            url,
-            plan.model,
-            prompt,
-            WARM_UP_TOKENS,
-            timeout_s=request_s,
-            certificate=plan.certificate,
+        ask_it = partial(
+            complete, url, plan.model, prompt, WARM_UP_TOKENS, timeout_s=request_s, certificate=plan.certificate,
             headers=own_headers(plan.namespace),
-        )
+        )  # fmt: skip
+        return pool.submit(once_routed, ask_it)
 
     def prove() -> str | None:
         return handoffs.prove_missing(handoffs.worker_ids(), request_s)

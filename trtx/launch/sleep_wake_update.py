@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trtx.errors import LaunchError, UsageError
-from trtx.launch.readiness import complete_once_routed, own_headers, request
+from trtx.launch.readiness import complete, once_routed, own_headers, request
 from trtx.launch.warm_up import warm_up_prompt
 from trtx.topology import Plan, ProcessSpec
 
@@ -106,10 +107,11 @@ class ServedMemory:
         everyone = ServedMemory.of(plan, (), drain_s=self.drain_s, tell=self.tell)
         if everyone._asleep().workers:
             return
-        problem = complete_once_routed(
-            plan.url, plan.model, warm_up_prompt(0), 1, timeout_s=_ANSWER_S, certificate=plan.certificate,
+        ask = partial(
+            complete, plan.url, plan.model, warm_up_prompt(0), 1, timeout_s=_ANSWER_S, certificate=plan.certificate,
             headers=own_headers(plan.namespace),
         )  # fmt: skip
+        problem = once_routed(ask)
         if problem is not None:
             raise LaunchError(f"the workers are awake, but {plan.url} does not answer: {problem}")
 

@@ -62,7 +62,7 @@ class Limits:
 
 
 def limits_of(values: Mapping[str, Any], *, engine: str) -> Limits:
-    """Reads the limits from the resolved values of one role, as ``trtx.config.resolve_engine_config`` returns them.
+    """Reads the limits from the resolved values of one role, as ``trtx.config.load_engine_config`` returns them.
 
     Raises UsageError, which names the field, for a value that the memory arithmetic can't use.
     """

@@ -67,8 +67,6 @@ def _for_torch(
         for layer in range(config.num_layers)
     )
     is_kept = any(product.is_kept(scaled_products=scaled) for product in layer_products(config, 0).values())
-    kept = config.quantization.algorithm if is_kept and config.quantization else None
-    dequantized = f"{MXFP4} dequantized to " if config.experts is not None and config.experts.is_mxfp4 else ""
     vocabulary, width = torch_engine.vocabulary_bytes(config, dtype), DTYPE_BYTES[dtype]
     weights = Weights(
         # Of one rank already. A draft model runs on one GPU.
@@ -77,8 +75,8 @@ def _for_torch(
         # A rank has this share of its rows, filled up so that all ranks have as many.
         head=0 if config.tied_head else -(-config.vocab_size // limits.tp) * limits.tp * config.hidden_size * width,
         vision=torch_engine.tower_bytes(read_config(directory), dtype) if has_tower else 0,
-        norm=config.hidden_size * width,
-        source=f"counted, {kept or dequantized + width_text(width)}",
+        norm=config.hidden_size * DTYPE_BYTES[torch_engine.norm_dtype(config, dtype)],
+        source=f"counted, {_held_as(config, width_text(width), is_kept=is_kept)}",
     )
     return Model(
         shape,
@@ -96,6 +94,16 @@ def _for_torch(
         encoder_bytes=reserves.process_bytes(device) + arena_bytes(device) if media and media.has_encoder else 0,
         shared_bytes=media.shared_bytes if media is not None else 0,
     )
+
+
+def _held_as(config: ModelConfig, width: str, *, is_kept: bool) -> str:
+    """Returns in words what the weights are on the device. ``is_kept``: quantized ones stay as they are stored."""
+    stored = config.quantization.algorithm if config.quantization is not None else None
+    if config.experts is not None and config.experts.is_mxfp4:
+        stored = MXFP4
+    if stored is None:
+        return width
+    return stored if is_kept else f"{stored} dequantized to {width}"
 
 
 def _draft_layers(target: ModelConfig, limits: Limits, dtype: str) -> list[Counter[str]]:

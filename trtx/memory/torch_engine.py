@@ -92,6 +92,11 @@ def stored_names(directory: Path, architecture: str) -> frozenset[str] | None:
     return frozenset(name for name in names if name is not None)
 
 
+def norm_dtype(config: ModelConfig, dtype: str) -> str:
+    """Returns the dtype of the norms of a model whose other weights have ``dtype``."""
+    return dtype if config.gemma3 is None else "float32"  # one more than what is stored
+
+
 def layer_bytes(
     config: ModelConfig, layer: int, *, dtype: str, scaled_products: bool, stored: Collection[str] | None
 ) -> int:
@@ -101,8 +106,8 @@ def layer_bytes(
     have different scales take 4 more bytes per row; exports by ``trtx build`` have one scale.
     """
     products = layer_products(config, layer).values()
-    vectors = (*layer_norms(config, layer).values(), *layer_vectors(config, layer).values())
-    norms = sum(vector.nbytes(dtype) for vector in vectors)
+    norms = sum(vector.nbytes(norm_dtype(config, dtype)) for vector in layer_norms(config, layer).values())
+    norms += sum(vector.nbytes(dtype) for vector in layer_vectors(config, layer).values())
     held = sum(_product_bytes(product, dtype, scaled_products, stored) for product in products)
     if (experts := expert_products(config, layer)) is not None:
         router = math.prod(config.router_shape) * DTYPE_BYTES[dtype]
@@ -125,7 +130,8 @@ def _product_bytes(product: Product, dtype: str, scaled_products: bool, stored: 
 
 def _expert_bytes(experts: ExpertProducts, dtype: str, scaled_products: bool) -> int:
     if not experts.is_kept(scaled_products=scaled_products):
-        inputs = 2 * _SCALE_BYTES if experts.loading is not None else 0
+        scales = experts.loading.stays if experts.loading is not None else ()
+        inputs = 2 * _SCALE_BYTES * len(scales)  # those of the experts' input and of their gated input
         columns = int(experts.has_bias)  # a bias is one more column
         return inputs + sum(module.rows * (module.columns + columns) for module in experts.modules) * DTYPE_BYTES[dtype]
     weights = sum(module.tensors["weight"].nbytes(dtype) for module in experts.modules)

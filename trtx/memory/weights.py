@@ -84,7 +84,9 @@ def parameter_bytes(quantization: Quantization | None, kind: str, full: float) -
     if form.algorithm == "MXFP4" and kind != "experts":  # gpt-oss quantizes only its experts
         return full
     module = _MODULES[kind]
-    if any(pattern in module or fnmatch(module, f"{pattern}*") for pattern in quantization.excluded):
+    if not quantization.covers(module) or any(
+        pattern in module or fnmatch(module, f"{pattern}*") for pattern in quantization.excluded
+    ):
         return full
     return form.bytes_a_parameter
 

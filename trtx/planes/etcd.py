@@ -88,7 +88,6 @@ class Status:
     """Status of the etcd member that answered."""
 
     version: str
-    database_bytes: int
     has_leader: bool
     alarms: tuple[str, ...]  # such as "memberID:1 alarm:NOSPACE"; reported since etcd 3.4
 
@@ -188,7 +187,6 @@ class Etcd:
         answer = self._ask("/v3/maintenance/status", {})
         return Status(
             version=str(answer.get("version", "")),
-            database_bytes=int(answer.get("dbSize", 0)),
             has_leader=int(answer.get("leader", 0)) != 0,
             alarms=tuple(str(error) for error in answer.get("errors", ())),
         )

@@ -95,10 +95,6 @@ class PromptMaker:
                 )
             looked_at *= 2
 
-    def of_messages(self, request: Mapping[str, Any]) -> list[int]:
-        """Token ids of an OpenAI chat request's prompt. Raises Unrenderable."""
-        return self.of_rendered(self.rendered(request))
-
     def rendered(self, request: Mapping[str, Any]) -> str:
         """The prompt of an OpenAI chat request as text. Raises Unrenderable."""
         if not self.has_template:

@@ -126,10 +126,8 @@ def table_columns(view: RunView) -> tuple[Column, ...]:
     return tuple(Column(metric, column, view.device) for metric in shown_metrics(view) for column in metric.table)
 
 
-def markdown_columns(view: RunView, part: Part = "whole") -> tuple[Column, ...]:
-    return tuple(
-        Column(metric, column, view.device, part) for metric in shown_metrics(view) for column in metric.markdown
-    )
+def markdown_columns(view: RunView) -> tuple[Column, ...]:
+    return tuple(Column(metric, column, view.device) for metric in shown_metrics(view) for column in metric.markdown)
 
 
 def interval_columns(view: RunView, part: Part) -> tuple[Column, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -80,6 +80,16 @@ class EvalReport(ABC):
         """The tables of the page and of ``summary.md``."""
 
     @property
+    @abstractmethod
+    def own_fields(self) -> dict[str, Any]:
+        """The fields of ``summary.json`` that only this kind of report has."""
+
+    @property
+    @abstractmethod
+    def own_parts(self) -> tuple[RenderableType, ...]:
+        """What only this kind of report shows on a terminal of 80 columns."""
+
+    @property
     def details(self) -> tuple[ReportSection, ...]:
         """Further tables of the page."""
         return ()
@@ -87,6 +97,31 @@ class EvalReport(ABC):
     @property
     def model(self) -> str:
         return next((one.model for one in self.provenance.measured.values()), MISSING)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        return {
+            "run": self.name,
+            "model": self.model,
+            "conditions": dict(self.conditions),
+            "notes": list(self.notes),
+            "verdict": verdict_json(self.verdict),
+            **self.own_fields,
+        }
+
+    @property
+    def on_terminal(self) -> RenderableType:
+        """The report's own parts, followed by its notes and the verdict."""
+        shown = list(self.own_parts)
+        if self.notes:
+            shown += [Text(), *(Text(note, "yellow") for note in self.notes)]
+        if self.verdict is not None:
+            shown += [Text(), Text(headline(self.verdict), verdict_style(self.verdict.verdict))]
+        return Group(*shown)
+
+
+Report = TypeVar("Report", bound=EvalReport)
 
 
 def shared_of(run_dir: Path) -> dict[str, Any]:
@@ -107,34 +142,13 @@ def machine_conditions(view: EvalReport) -> Conditions:
     return (("machine", environment.cpu), *gpus, *left_out, ("files", view.documents.state))
 
 
-def report_fields(view: EvalReport, **own: Any) -> dict[str, Any]:
-    """The fields of ``summary.json``: those of every report, and a report's own ones."""
-    return {
-        "run": view.name,
-        "model": view.model,
-        "conditions": dict(view.conditions),
-        "notes": list(view.notes),
-        "verdict": verdict_json(view.verdict),
-        **own,
-    }
-
-
-def write_report(run_dir: Path, view: EvalReport, fields: dict[str, Any]) -> None:
-    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``."""
-    SUMMARY.write(run_dir, fields)
+def write_report(run_dir: Path, view: Report) -> Report:
+    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``. Returns ``view``."""
+    SUMMARY.write(run_dir, view.summary)
     write_text(run_dir / "summary.md", _markdown(view))
     write_text(run_dir / "junit.xml", scores_junit_xml(view.name, view.verdict))
     write_text(run_dir / "report.html", _page(view))
-
-
-def on_terminal(view: EvalReport, *parts: RenderableType) -> RenderableType:
-    """A report's own parts, followed by its notes and the verdict."""
-    shown = list(parts)
-    if view.notes:
-        shown += [Text(), *(Text(note, "yellow") for note in view.notes)]
-    if view.verdict is not None:
-        shown += [Text(), Text(headline(view.verdict), verdict_style(view.verdict.verdict))]
-    return Group(*shown)
+    return view
 
 
 def _markdown(view: EvalReport) -> str:

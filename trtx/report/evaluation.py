@@ -19,8 +19,6 @@ from trtx.report.eval_report import (
     ReportChart,
     ReportSection,
     machine_conditions,
-    on_terminal,
-    report_fields,
     shared_of,
     write_report,
 )
@@ -101,6 +99,22 @@ class EvaluationView(EvalReport):
         of_schemas = (section for table in self.structured for section in _structured(table))
         return (scores, *of_schemas, *map(_retrieval, self.grids))
 
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        return {"scores": [plain(one) for one in self.scores.scored]}
+
+    @property
+    def own_parts(self) -> tuple[RenderableType, ...]:
+        parts: list[RenderableType] = [scores_table(self.lines)]
+        for table in self.structured:
+            parts += [Text(), Text(f"{table.title}: {table.note}")]
+            parts += [terminal_table(structured.HEADS, table.rows)]
+            parts += [Text(), terminal_table(structured.REFUSED_HEADS, table.refused)] if table.refused else []
+        for grid in self.grids:
+            caption = Text(f"{grid.topology}, {grid.task}: {grid.caption}")
+            parts += [Text(), caption, terminal_table(heads(*grid.heads, numbers=grid.heads[:1]), grid.rows)]
+        return tuple(parts)
+
 
 def is_evaluation(run_dir: Path) -> bool:
     """Whether a run directory belongs to a run of ``trtx eval``."""
@@ -113,30 +127,8 @@ def read_evaluation_view(run_dir: Path) -> EvaluationView:
 
 
 def render_evaluation(run_dir: Path) -> EvaluationView:
-    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``, using only the directory's
-    content.
-    """
-    view = read_evaluation_view(run_dir)
-    write_report(run_dir, view, evaluation_fields(view))
-    return view
-
-
-def evaluation_fields(view: EvaluationView) -> dict[str, Any]:
-    """The content of ``summary.json`` for ``trtx eval``."""
-    return report_fields(view, scores=[plain(one) for one in view.scores.scored])
-
-
-def evaluation_table(view: EvaluationView) -> RenderableType:
-    """A terminal table for 80 columns."""
-    parts: list[RenderableType] = [scores_table(view.lines)]
-    for table in view.structured:
-        parts += [Text(), Text(f"{table.title}: {table.note}")]
-        parts += [terminal_table(structured.HEADS, table.rows)]
-        parts += [Text(), terminal_table(structured.REFUSED_HEADS, table.refused)] if table.refused else []
-    for grid in view.grids:
-        caption = Text(f"{grid.topology}, {grid.task}: {grid.caption}")
-        parts += [Text(), caption, terminal_table(heads(*grid.heads, numbers=grid.heads[:1]), grid.rows)]
-    return on_terminal(view, *parts)
+    """Writes the files of the report, using only the directory's content."""
+    return write_report(run_dir, read_evaluation_view(run_dir))
 
 
 def _structured(table: StructuredTable) -> Iterator[ReportSection]:

@@ -29,8 +29,6 @@ from trtx.report.eval_report import (
     EvalReport,
     ReportSection,
     machine_conditions,
-    on_terminal,
-    report_fields,
     shared_of,
     write_report,
 )
@@ -220,6 +218,27 @@ class FidelityData(EvalReport):
         )  # fmt: skip
         return (ReportSection("Farthest from the reference", _FAR, rows),) if rows else ()
 
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        reference = None if self.reference is None else plain(self.reference)
+        return {"reference": reference, "fidelity": [plain(one) for one in self.found]}
+
+    @property
+    def own_parts(self) -> tuple[RenderableType, ...]:
+        columns = heads("topology", "over", "KL", "95 %", "seen %", "top-1 %", "95 %", "PPL +%", text=("over",))
+        rows = [
+            (
+                line.topology, line.over, line.kl, line.kl_interval, line.shared, line.agreement,
+                line.agreement_interval, line.increase,
+            )
+            for line in self.lines
+        ]  # fmt: skip
+        caption = (
+            "KL: nats a token, at least; seen: the reference's probability of the tokens that were compared one by "
+            "one. top-1: the likeliest token is the same."
+        )
+        return (terminal_table(columns, rows, caption if rows else ""),)
+
 
 def is_fidelity(run_dir: Path) -> bool:
     """Whether a run directory belongs to a run of ``trtx eval fidelity``."""
@@ -256,32 +275,5 @@ def _farthest(topology: str, compared: tuple[ComparedSequence, ...]) -> list[Far
 
 
 def render_fidelity(run_dir: Path) -> FidelityData:
-    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``, using only the directory's
-    content.
-    """
-    view = read_fidelity_view(run_dir)
-    write_report(run_dir, view, fidelity_fields(view))
-    return view
-
-
-def fidelity_fields(view: FidelityData) -> dict[str, Any]:
-    """The content of ``summary.json`` for ``trtx eval fidelity``."""
-    reference = None if view.reference is None else plain(view.reference)
-    return report_fields(view, reference=reference, fidelity=[plain(one) for one in view.found])
-
-
-def fidelity_table(view: FidelityData) -> RenderableType:
-    """A terminal table for 80 columns."""
-    columns = heads("topology", "over", "KL", "95 %", "seen %", "top-1 %", "95 %", "PPL +%", text=("over",))
-    rows = [
-        (
-            line.topology, line.over, line.kl, line.kl_interval, line.shared, line.agreement, line.agreement_interval,
-            line.increase,
-        )
-        for line in view.lines
-    ]  # fmt: skip
-    caption = (
-        "KL: nats a token, at least; seen: the reference's probability of the tokens that were compared one by one. "
-        "top-1: the likeliest token is the same."
-    )
-    return on_terminal(view, terminal_table(columns, rows, caption if rows else ""))
+    """Writes the files of the report, using only the directory's content."""
+    return write_report(run_dir, read_fidelity_view(run_dir))

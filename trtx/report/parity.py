@@ -19,8 +19,6 @@ from trtx.report.eval_report import (
     EvalReport,
     ReportSection,
     machine_conditions,
-    on_terminal,
-    report_fields,
     shared_of,
     write_report,
 )
@@ -239,6 +237,32 @@ class ParityView(EvalReport):
             if line.worst
         )
 
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        """The content of ``parity.json``, but only the worst requests of each route."""
+        routes = []
+        for line in self.lines:
+            compared = plain(line.route)["compared"]
+            compared["worst"], compared["divergences"] = compared["worst"][:_WORST], compared["divergences"][:_WORST]
+            routes.append({"name": line.name, **plain(line.route), "compared": compared})
+        tolerance = None if self.parity is None or self.parity.tolerance is None else plain(self.parity.tolerance)
+        return {"tolerance": tolerance, "routes": routes}
+
+    @property
+    def own_parts(self) -> tuple[RenderableType, ...]:
+        columns = heads(
+            "route", "answered", "identical", "diverges at", "largest", "mean", "verdict", text=("verdict",)
+        )
+        rows = [
+            (
+                line.name, line.answered, line.identical, line.diverges, line.largest, line.mean,
+                _verdict_text(line.verdict),
+            )
+            for line in self.lines
+        ]  # fmt: skip
+        counted = [Text(f"{line.name}: {line.counted}") for line in self.lines]
+        return (terminal_table(columns, rows), Text(), Text(self.yardstick), *counted)
+
 
 def is_parity(run_dir: Path) -> bool:
     """Whether a run directory belongs to a run of ``trtx eval parity``."""
@@ -270,34 +294,8 @@ def _of_last_starts(journal: Sequence[JournalEvent]) -> Iterator[JournalEvent]:
 
 
 def render_parity(run_dir: Path) -> ParityView:
-    """Writes ``summary.json``, ``summary.md``, ``junit.xml`` and ``report.html``, using only the directory's
-    content.
-    """
-    view = read_parity_view(run_dir)
-    write_report(run_dir, view, parity_fields(view))
-    return view
-
-
-def parity_fields(view: ParityView) -> dict[str, Any]:
-    """The fields of ``summary.json``: the content of ``parity.json``, but only the worst requests of each route."""
-    routes = []
-    for line in view.lines:
-        compared = plain(line.route)["compared"]
-        compared["worst"], compared["divergences"] = compared["worst"][:_WORST], compared["divergences"][:_WORST]
-        routes.append({"name": line.name, **plain(line.route), "compared": compared})
-    tolerance = None if view.parity is None or view.parity.tolerance is None else plain(view.parity.tolerance)
-    return report_fields(view, tolerance=tolerance, routes=routes)
-
-
-def parity_table(view: ParityView) -> RenderableType:
-    """A terminal table for 80 columns."""
-    columns = heads("route", "answered", "identical", "diverges at", "largest", "mean", "verdict", text=("verdict",))
-    rows = [
-        (line.name, line.answered, line.identical, line.diverges, line.largest, line.mean, _verdict_text(line.verdict))
-        for line in view.lines
-    ]
-    counted = [Text(f"{line.name}: {line.counted}") for line in view.lines]
-    return on_terminal(view, terminal_table(columns, rows), Text(), Text(view.yardstick), *counted)
+    """Writes the files of the report, using only the directory's content."""
+    return write_report(run_dir, read_parity_view(run_dir))
 
 
 def _verdict_text(verdict: Verdict | None) -> Text:

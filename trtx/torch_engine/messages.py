@@ -211,6 +211,13 @@ class Update(msgspec.Struct, array_like=True, omit_defaults=True):
     transfer: KvTransfer | None = None  # sent once, for a sequence that was to read KV from a peer
     times: EngineTimes | None = None  # with the first token that the engine computed, and with the last
 
+    def extend(self, later: Update) -> None:
+        """Appends the tokens of a later update, and takes over its end. Keeps logprobs only if it has some itself."""
+        self.token_ids += later.token_ids
+        if self.logprobs is not None:
+            self.logprobs += later.logprobs or []
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+
 
 class EmbeddingTaken(msgspec.Struct, frozen=True, tag="embedding_taken", array_like=True):
     """The engine is done with the file of a :class:`PutEmbedding`, successfully or not; the sender may remove it."""

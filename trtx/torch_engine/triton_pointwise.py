@@ -1,4 +1,4 @@
-"""Triton kernels between the matmuls: RMSNorm, RoPE with the KV write, SiLU gate."""
+"""Triton kernels between the matmuls: RMSNorm, RoPE with the KV write, SiLU and GELU gates."""
 
 # Triton has no type stubs, and its decorator hides the signature.
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-def"
@@ -54,7 +54,8 @@ def rms_norm_kernel(
         tl.store(total_out + row * hidden + offsets, values, mask=inside)
     exact = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(exact * exact, axis=0) / hidden + eps)
-    normed = (exact * scale).to(values.dtype) * tl.load(weight + offsets, mask=inside, other=0.0)
+    factor = tl.load(weight + offsets, mask=inside, other=0.0)
+    normed = ((exact * scale).to(factor.dtype) * factor).to(values.dtype)
     store_result(out + row * hidden + offsets, normed, inside, out_scale)
 
 
@@ -94,8 +95,8 @@ def rope_and_write_kernel(
         low = tl.load(q_norm + offsets, mask=of_query, other=0.0) + tl.load(k_norm + offsets, mask=of_key, other=0.0)
         high = tl.load(q_norm + half + offsets, mask=of_query, other=0.0)
         high += tl.load(k_norm + half + offsets, mask=of_key, other=0.0)
-        a = ((a * scale).to(first.dtype) * low).to(tl.float32)
-        b = ((b * scale).to(first.dtype) * high).to(tl.float32)
+        a = ((a * scale).to(low.dtype) * low).to(first.dtype).to(tl.float32)
+        b = ((b * scale).to(low.dtype) * high).to(first.dtype).to(tl.float32)
     position = tl.load(positions + token).to(tl.int64)
     angles = rotary + (token if ROTARY_BY_TOKEN else position) * HEAD_DIM + offsets
     cos = tl.load(angles, mask=in_half, other=0.0)
@@ -122,10 +123,11 @@ def rope_and_write_kernel(
 
 
 @triton.jit
-def silu_and_mul_kernel(gate_up, out, out_scale, intermediate, BLOCK: tl.constexpr):
-    """``silu(gate) * up``: one block of one row for each program.
+def gate_kernel(gate_up, out, out_scale, intermediate, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    """``silu(gate) * up``, or with GELU's tanh approximation: one block of one row for each program.
 
-    SiLU in float32, rounded before the multiplication like torch.
+    The activation in float32, rounded before the multiplication like torch. The approximation,
+    ``0.5 * x * (1 + tanh(u))``, equals ``x * sigmoid(2 * u)``.
     """
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -133,5 +135,8 @@ def silu_and_mul_kernel(gate_up, out, out_scale, intermediate, BLOCK: tl.constex
     gate = tl.load(gate_up + row * 2 * intermediate + offsets, mask=inside, other=0.0)
     up = tl.load(gate_up + (row * 2 + 1) * intermediate + offsets, mask=inside, other=0.0)
     exact = gate.to(tl.float32)
-    silu = (exact / (1.0 + tl.exp(-exact))).to(gate.dtype)
-    store_result(out + row * intermediate + offsets, silu * up, inside, out_scale)
+    slope = exact
+    if GELU:
+        slope = 1.5957691216057308 * (exact + 0.044715 * exact * exact * exact)  # 2 * sqrt(2 / pi)
+    activated = (exact / (1.0 + tl.exp(-slope))).to(gate.dtype)
+    store_result(out + row * intermediate + offsets, activated * up, inside, out_scale)

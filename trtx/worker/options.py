@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,6 +22,8 @@ DRAIN_SECONDS = 30.0
 
 STALL_SECONDS = 300.0
 """How long a TensorRT-LLM engine with open requests may go without a step; also the frontend's stream timeout."""
+
+_MOST_SECONDS = 86_400.0
 
 Encoders = Literal["local", "remote"]
 """Where a worker's images are encoded: in the worker itself, or by the encode workers of its topology."""
@@ -65,14 +68,17 @@ def parse(argv: list[str]) -> WorkerOptions:
     parser.add_argument("--name", default="worker", help="name of this worker in logs, such as decode-0")
     parser.add_argument("--status-file", type=Path)
     parser.add_argument(
-        "--drain-seconds", type=float, default=DRAIN_SECONDS, help="wait for open requests, in s (default: %(default)s)"
+        "--drain-seconds",
+        type=_seconds,
+        default=DRAIN_SECONDS,
+        help="wait for open requests, in s (default: %(default)s)",
     )
     parser.add_argument(
-        "--shutdown-seconds", type=float, help="wait for the engine's shutdown, in s (default: 20, or 60)"
+        "--shutdown-seconds", type=_seconds, help="wait for the engine's shutdown, in s (default: 20, or 60)"
     )
     parser.add_argument(
         "--stall-seconds",
-        type=float,
+        type=_seconds,
         default=STALL_SECONDS,
         help="treat the engine as dead after this time without a step",
     )
@@ -112,6 +118,16 @@ def parse(argv: list[str]) -> WorkerOptions:
         reasoning_parser=args.reasoning_parser,
         chat_template=args.chat_template,
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"it is {text}, expected seconds from 0 to {_MOST_SECONDS:g}")
+    return seconds
 
 
 def _read_media(text: str) -> MediaLimits:

@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from host_answers import listening
 from host_servers import ETCD_PEER_PORT, ETCD_PORT, NATS_PORT
 from host_topology import Servers
 from namespaces import Host, Hosts
-from processes import HTTP, until
+from processes import HTTP, TRTX, until
 from topology_clients import ServeCommand
 
 from trtx.launch.host_preparation import plan_again
@@ -111,7 +110,7 @@ def share(host: Host, directory: Path, *arguments: str) -> Iterator[ServeCommand
     """``trtx`` with ``arguments`` on ``host``; it is interrupted at the end, and has to end by itself."""
     output, runs, temporary = (directory / f"{host.name}{kind}" for kind in (".txt", "-runs", "-tmp"))
     temporary.mkdir(exist_ok=True)  # hosts share no /tmp
-    argv = [*host.through(), sys.executable, "-c", "from trtx.cli.app import main; main()", *arguments]
+    argv = [*host.through(), *TRTX, *arguments]
     with host.entered(), output.open("ab") as stream:
         process = subprocess.Popen(
             [*argv, "-o", os.fspath(runs)],

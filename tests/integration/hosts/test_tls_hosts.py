@@ -11,7 +11,6 @@ import re
 import signal
 import ssl
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from certificates import Pair, make
 from host_servers import ETCD_PORT, HostServer, etcd, nats
 from host_shares import name_of, share, write_hosts
 from namespaces import Host, Hosts
-from processes import until
+from processes import TRTX, until
 from topology_clients import ServeCommand
 
 from trtx.planes.credentials import EtcdAuth
@@ -163,7 +162,7 @@ def test_it_is_measured_from_the_host_without_a_frontend_and_its_workers_are_cou
     command += ["--tokenizer", "synthetic:tiny", "--prompt-corpus", "random", *_LOAD, "-o", str(runs)]
     with secured.hosts.second.entered():
         done = subprocess.run(
-            [*secured.hosts.second.through(), sys.executable, "-c", "from trtx.cli.app import main; main()", *command],
+            [*secured.hosts.second.through(), *TRTX, *command],
             env={**os.environ, "SSL_CERT_FILE": str(secured.authority.certificate), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,

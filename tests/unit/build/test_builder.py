@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 from called import Done, call
+from processes import TRTX
 
 from trtx.build.child import run_child
 from trtx.checkpoint import resolve_checkpoint
@@ -43,7 +44,7 @@ def trtx_build(tmp_path: Path) -> Iterator[Run]:
             "OMP_NUM_THREADS": "1",
             "FAKE_EXPORT": export,
         }
-        command = [sys.executable, "-c", "from trtx.cli.app import main; main()", "build", model, *arguments]
+        command = [*TRTX, "build", model, *arguments]
         command += ["-o", str(tmp_path / "builds"), "--calib-size", str(calibration_size)]
         started.append(
             subprocess.Popen(

@@ -7,12 +7,11 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from loopback import Handler, serving
 
 pytestmark = pytest.mark.slow
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -20,7 +19,7 @@ FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "model.safetensors": b"w
 TOKEN = "hf_secret"
 
 
-class _Hub(BaseHTTPRequestHandler):
+class _Hub(Handler):
     protocol_version = "HTTP/1.1"
     asked: list[str]
 
@@ -44,33 +43,19 @@ class _Hub(BaseHTTPRequestHandler):
         return self._answer(200 if name in FILES else 404, FILES.get(name, b"{}"))
 
     def _answer(self, code: int, body: bytes) -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        digest = hashlib.sha1(body).hexdigest()
+        self.answer(code, body, {"Content-Type": "application/json", "X-Repo-Commit": COMMIT, "ETag": f'"{digest}"'})
 
 
 @pytest.fixture
-def hub() -> Iterator[ThreadingHTTPServer]:
+def hub() -> Iterator[str]:
     _Hub.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(_Hub) as url:
+        yield url
 
 
-def fetched(hub: ThreadingHTTPServer, home: Path, *words: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
-    variables = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_address[1]}", "HF_HOME": str(home), "HF_TOKEN": token}
+def fetched(hub: str, home: Path, *words: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
+    variables = {"HF_ENDPOINT": hub, "HF_HOME": str(home), "HF_TOKEN": token}
     return subprocess.run(
         [sys.executable, "-m", "trtx.checkpoint.fetch", "someone/small", "--revision", COMMIT, *words],
         env={**os.environ, **variables, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"},
@@ -85,7 +70,7 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir() if path.is_file()}
 
 
-def test_a_commit_of_the_hub_is_fetched_with_the_secrets_token(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_commit_of_the_hub_is_fetched_with_the_secrets_token(hub: str, tmp_path: Path) -> None:
     target = tmp_path / "model"
     described = fetched(hub, tmp_path / "home", "--directory", str(target), "--without-weights")
     assert described.returncode == 0, described.stderr
@@ -97,7 +82,7 @@ def test_a_commit_of_the_hub_is_fetched_with_the_secrets_token(hub: ThreadingHTT
     assert not [path for path in _Hub.asked if "notes.bin" in path]
 
 
-def test_a_wrong_token_is_one_sentence_without_it(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_wrong_token_is_one_sentence_without_it(hub: str, tmp_path: Path) -> None:
     done = fetched(hub, tmp_path / "home", "--directory", str(tmp_path / "model"), token="hf_wrong")
     assert done.returncode == 2
     assert "'someone/small' can't be fetched" in done.stderr
@@ -105,7 +90,7 @@ def test_a_wrong_token_is_one_sentence_without_it(hub: ThreadingHTTPServer, tmp_
 
 
 def test_of_the_weights_those_of_the_index_are_fetched_and_no_second_copy(
-    hub: ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     index = {"metadata": {}, "weight_map": {"a": parts[0], "b": parts[1]}}

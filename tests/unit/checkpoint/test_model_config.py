@@ -193,9 +193,49 @@ def test_a_window_that_is_switched_on_and_not_stated_is_transformers_own(
     assert read(tmp_path, silent | {"max_position_embeddings": 32768}).windows == ()
 
 
-def test_a_model_with_windows_that_needs_more_is_refused_with_what_the_engine_lacks(tmp_path: Path) -> None:
-    says = refusal(tmp_path, QWEN3 | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"})
-    assert "Gemma3ForCausalLM is not known to the torch engine, which does not compute norms after attention" in says
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 64, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1,
+    "head_dim": 32, "max_position_embeddings": 512, "query_pre_attn_scalar": 32, "sliding_window": 16,
+    "rope_theta": 1000000, "rope_local_base_freq": 10000, "dtype": "float32", "sliding_window_pattern": 3,
+}  # fmt: skip
+
+
+def test_gemma_3_has_two_rotary_bases_by_layer(tmp_path: Path) -> None:
+    found = read(tmp_path, GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    assert found.windows == (16, 16, None, 16)
+    assert found.gemma3 is not None and found.gemma3.is_local == (True, True, False, True)
+    assert (found.rope.theta, found.rope.kind, found.rope.factor) == (1e6, "linear", 8.0)
+    assert (found.gemma3.local_rope.theta, found.gemma3.local_rope.kind) == (1e4, "default")
+    assert (found.gemma3.embedding_scale, found.gemma3.query_scale) == (8.0, 1.0)
+    covered = read(tmp_path, GEMMA3 | {"sliding_window": 512})
+    assert covered.windows == () and covered.gemma3 == found.gemma3, "the base of a layer whose window covers all"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; expected null: the torch engine caps no"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu'; expected 'gelu_pytorch_tanh'"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True; expected false"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; expected an integer from 1"),
+        ({"rope_parameters": {"rope_theta": 5.0}}, "expected an object with full_attention and sliding_attention"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 5.0}}},
+            "rope_local_base_freq is 10000; expected 5 as in rope_parameters",
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "expected a default rotary setting of sliding_attention",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {}}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "expected no such field beside rope_parameters",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_computed_of_gemma_3_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    assert words in refusal(tmp_path, GEMMA3 | changes)
 
 
 def test_listed_layers_go_before_the_number_of_the_first_one_with_a_window(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ HEAD_DIMS = {
     "synthetic:tiny-gpt-oss": 32,
     "synthetic:tiny-vl": 32,
     "synthetic:tiny-vl-trained": 32,
+    "synthetic:tiny-gemma3": 32,
     "synthetic:tiny-qwen2.5-vl": 32,
     "synthetic:tiny-qwen3-vl": 32,
     "synthetic:qwen3-0.6b": 128,
@@ -36,6 +37,7 @@ HEAD_DIMS = {
     "synthetic:qwen3-32b": 128,
     "synthetic:qwen3-30b-a3b": 128,
     "synthetic:gpt-oss-20b": 64,
+    "synthetic:gemma-3-1b": 256,
     "synthetic:llama-3.1-8b": 128,
     "synthetic:mistral-7b": 128,
     "synthetic:qwen2.5-7b": 128,
@@ -43,11 +45,12 @@ HEAD_DIMS = {
 }
 LIKE_ANOTHER = {  # of the family of another one of the list, with other sizes
     "synthetic:qwen3-1.7b", "synthetic:qwen3-8b", "synthetic:qwen3-32b", "synthetic:qwen3-30b-a3b",
-    "synthetic:gpt-oss-20b", "synthetic:llama-3.1-8b", "synthetic:qwen2.5-7b", "synthetic:qwen2.5-vl-7b",
+    "synthetic:gpt-oss-20b", "synthetic:gemma-3-1b", "synthetic:llama-3.1-8b", "synthetic:qwen2.5-7b",
+    "synthetic:qwen2.5-vl-7b",
 }  # fmt: skip
 SEEING = ["synthetic:tiny-vl", "synthetic:tiny-vl-trained", "synthetic:tiny-qwen2.5-vl", "synthetic:tiny-qwen3-vl"]
 PLAIN = ["synthetic:tiny", "synthetic:tiny-qwen2", "synthetic:tiny-llama", "synthetic:tiny-trained", *SEEING]
-STORED = [*PLAIN, "synthetic:tiny-tools", "synthetic:tiny-moe", "synthetic:tiny-gpt-oss"]
+STORED = [*PLAIN, "synthetic:tiny-tools", "synthetic:tiny-moe", "synthetic:tiny-gpt-oss", "synthetic:tiny-gemma3"]
 PLACEHOLDERS = {
     "llava": "<image>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",

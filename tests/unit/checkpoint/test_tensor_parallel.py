@@ -124,3 +124,37 @@ def test_blocks_of_a_quantized_weight_are_not_cut(tmp_path: Path) -> None:
 def test_with_more_ranks_than_kv_heads_each_rank_has_one(tmp_path: Path) -> None:
     share = rank_config(shape(tmp_path), RankSizes(4))
     assert (share.num_heads, share.num_kv_heads, share.intermediate_size) == (2, 1, 192)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "module"),
+    [
+        ({"intermediate_size": 1024}, 2, None),
+        ({"intermediate_size": 1024}, 4, None),  # two KV heads: pairs of ranks have the same one
+        ({"intermediate_size": 768}, 4, "mlp.gate_proj"),  # 192 rows each
+        (
+            {"intermediate_size": 160},
+            2,
+            "mlp.gate_proj",
+        ),  # two blocks and 80 rows each: as many blocks, in other places
+        (
+            {"intermediate_size": 128},
+            2,
+            "mlp.gate_proj",
+        ),  # one block, whose columns in down_proj share an input's scale
+        ({"head_dim": 64}, 2, "self_attn.k_proj"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["FP8_BLOCK_SCALES", "FP8_PB_WO"])
+def test_blocks_of_float8_are_not_cut(
+    changes: dict[str, Any], ranks: int, module: str | None, algorithm: str, tmp_path: Path
+) -> None:
+    quantization = {"quant_algo": algorithm, "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    config = shape(tmp_path, **{"head_dim": 128, "intermediate_size": 512} | changes)
+    if module is None:
+        check_ranks(config, RankSizes(ranks))
+        return
+    cut = rf"which does not divide the blocks of model\.layers\.0\.{module}\.weight, which is quantized to {algorithm}"
+    with pytest.raises(UsageError, match=cut):
+        check_ranks(config, RankSizes(ranks))

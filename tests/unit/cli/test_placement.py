@@ -444,6 +444,14 @@ def is_of_share(number: int, place: int, share: int) -> bool:
     return (number + place) % share == 0
 
 
+def source_of(verb: str) -> str:
+    """The file of a verb: that of ``bench ab`` is ab.py, that of ``export slurm`` export_slurm.py."""
+    names = (verb.replace(" ", "_"), verb.rpartition(" ")[2])
+    paths = [f"trtx/cli/{name}.py" for name in names]
+    (found,) = {path for path in paths if (Path(__file__).parents[3] / path).is_file()}
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("rooms")
 @pytest.mark.parametrize("verb", CALLS)
@@ -478,7 +486,7 @@ def test_an_option_changes_what_is_asked_for_wherever_it_is_not_refused(
             if with_it == without:
                 wrong.append(
                     f"trtx {verb} takes {option} and does nothing with it {USES[verb][use].where if use else ''}: hand "
-                    f"it on in trtx/cli/{verb}.py (fields of LoadSpec, Attach and TopologySpec get what is typed under "
+                    f"it on in {source_of(verb)} (fields of LoadSpec, Attach and TopologySpec get what is typed under "
                     "their names), or refuse it there: name the option in the use, in USES of "
                     "trtx/cli/placement.py, or the use in ignored= of the field's record"
                 )

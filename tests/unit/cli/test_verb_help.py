@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
+from pydantic import BaseModel
 
 from trtx.cli import app
+from trtx.cli.field_options import OptionGroup
 from trtx.cli.verb_help import FIRST_OPTIONS, HELP_ALL, option_name
+from trtx.config.option_field import OptionField
 
 LINES, COLUMNS = 40, 80
 MANY = 40  # options that fill more than a screen
@@ -61,3 +64,13 @@ def test_all_options_are_shown_where_they_are_asked_for(verb: str, capsys: pytes
 def test_a_verb_of_many_options_has_a_first_help() -> None:
     lacking = [verb for verb in app.VERBS if len(options(verb)) > MANY and verb not in FIRST_OPTIONS]
     assert not lacking, f"name the most used options of {lacking} in FIRST_OPTIONS of trtx/cli/verb_help.py"
+
+
+def test_a_flag_that_would_change_nothing_is_refused_where_its_field_gets_an_option() -> None:
+    class Other(BaseModel):
+        logs: Annotated[bool, OptionField(help="Write a log.")] = True
+
+    with pytest.raises(
+        ValueError, match=r"Other\.logs is true by default.*--logs would change nothing; name the field"
+    ):
+        OptionGroup(Other, ("logs",)).members({})

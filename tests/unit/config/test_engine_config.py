@@ -4,15 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from trtx.config import ResolvedEngineConfig, check_engine_configs, refuse_errors, resolve_engine_config
+from tests.unit.config.resolved import resolve
+from trtx.config import check_engine_configs, refuse_errors
 from trtx.config.engine_config import load_engine_config
 from trtx.errors import UsageError
-
-
-def resolve(
-    role: str = "agg", *overrides: str, path: Path | None = None, engine: str = "torch"
-) -> ResolvedEngineConfig:
-    return resolve_engine_config(role, family="none", path=path, overrides=overrides, engine=engine)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -219,8 +219,8 @@ def config_of(*overrides: str, path: Path | None = None, engine: str = "torch") 
     return load_engine_config("agg", family="tiny", path=path, overrides=overrides, engine=engine)
 
 
-def warning_of(config: ResolvedEngineConfig, engine: str = "torch") -> str:
-    return " ".join(left_out_warnings(without_left_out(config, engine, on_gpu=False)[1], engine))
+def warning_of(config: ResolvedEngineConfig) -> str:
+    return " ".join(left_out_warnings(without_left_out(config, "torch", on_gpu=False)[1], "torch"))
 
 
 def test_null_asks_for_nothing_and_a_default_that_is_typed_is_named_as_any_value() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trtx.config import Role, check_engine_configs, recipe_files, refuse_errors, resolve_engine_config, torch_fields
+from tests.unit.config.resolved import resolve
+from trtx.config import Role, check_engine_configs, recipe_files, refuse_errors, torch_fields
 from trtx.config.schema import default, known_fields
 from trtx.config.torch_fields import FIELDS, REFUSED, SECTIONS, refused_fields
 from trtx.config.torch_limits import outside_limits
@@ -148,18 +149,18 @@ def test_a_refusal_is_short_whatever_the_value_is() -> None:
 @pytest.mark.parametrize("family", SERVED)
 @pytest.mark.parametrize("role", ROLES)
 def test_the_configs_of_the_models_that_it_runs_are_taken(family: str, role: Role) -> None:
-    config = resolve_engine_config(role, family=family, path=recipe_files(family)[role], overrides=(), engine="torch")
+    config = resolve(role, family=family, path=recipe_files(family)[role])
     assert list(refused_fields(config.values)) == []
 
 
 def test_a_plan_refuses_what_the_engine_would_and_says_whose_it_is() -> None:
     override = ("kv_cache_config.max_attention_window=[512]",)
     with pytest.raises(UsageError) as refused:
-        resolve_engine_config("agg", family="tiny", path=None, overrides=override, engine="torch")
+        resolve("agg", *override, family="tiny")
     assert "agg: kv_cache_config.max_attention_window is [512]; expected none (agg, --set)" in str(refused.value)
     assert "takes the windows of layers from config.json of the checkpoint" in str(refused.value)
     for engine in ("tensorrt-llm", "paced"):
-        config = resolve_engine_config("agg", family="tiny", path=None, overrides=override, engine=engine)
+        config = resolve("agg", *override, family="tiny", engine=engine)
         refuse_errors(check_engine_configs({"agg": config}, engine=engine))
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from loopback import Handler, serving
 
 from trtx.evals.messages import Endpoint
 from trtx.evals.session.client import Client, ServerRefusal, ServerRequest
@@ -16,30 +15,17 @@ from trtx.evals.session.client import Client, ServerRefusal, ServerRequest
 def answer_to(body: bytes, status: int = 200, location: str | None = None) -> dict[str, Any] | ServerRefusal:
     """What a question becomes that a server answers with ``body``."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Fixed(Handler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(status)
-            if location is not None:
-                self.send_header("Location", location)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: object) -> None: ...
+            self.body()
+            self.answer(status, body, {} if location is None else {"Location": location})
 
     async def ask(url: str) -> dict[str, Any] | ServerRefusal:
         async with Client(Endpoint("agg", url, "model", "", 0.0), 1) as client:
             return await client.ask(ServerRequest("completions", {"prompt": "x"}))
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        return asyncio.run(ask(f"http://127.0.0.1:{server.server_port}"))
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Fixed) as url:
+        return asyncio.run(ask(url))
 
 
 @pytest.mark.parametrize(

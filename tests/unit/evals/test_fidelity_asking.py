@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
+from loopback import Handler, serving
 
 from trtx.errors import Interrupted, NoVerdictError
 from trtx.evals.fidelity import TopologyFidelity, read_fidelity
@@ -87,41 +85,23 @@ class Server:
 def served(**said: Any) -> Iterator[Server]:
     of = Server(**said)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Asked(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             is_gone = len(of.asked) >= of.lasts
-            self._send(200, {"data": [] if is_gone else [{"id": "model", "context_window": of.context}]})
+            self.answer(200, {"data": [] if is_gone else [{"id": "model", "context_window": of.context}]})
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.asked()
             if len(of.asked) >= of.lasts:
-                self._send(503, {"error": "gone"})
+                self.answer(503, {"error": "gone"})
                 return
             of.asked.append(body)
-            self._send(*of.answer(body))
+            self.answer(*of.answer(body))
 
-        def _send(self, status: int, document: dict[str, Any]) -> None:
-            data = json.dumps(document).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *arguments: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    of.url = f"http://127.0.0.1:{server.server_port}"
-    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with serving(Asked) as of.url:
         yield of
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def ask(server: Server, run_dir: Path, **more: Any) -> TopologyFidelity:

@@ -102,7 +102,11 @@ def _slower(figures: Figures, factor: float, trials: int = 1) -> Figures:
     stored: dict[str, Any] = {}
     for name, value in figures.stored.items():
         if name in _LATENCIES:
-            stored[name] = {part: one * factor for part, one in value.items()} | {"count": value["count"] * trials}
+            known = {
+                part: one for part, one in value.items() if one is not None
+            }  # the kept cells lack a later percentile
+            stored[name] = value | {part: one * factor for part, one in known.items()}
+            stored[name]["count"] = value["count"] * trials
         elif "throughput" in name:
             stored[name] = value / factor
         else:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import pytest
+from loopback import Handler, serving
 from other_server import CHAT, MODEL, MODELS, SGLANG, VLLM, OtherServer, dynamo, models, other_server
 
 from trtx.engine.worker_facts import PATH, PublishedWorker, Role, WorkerFacts, to_body
@@ -280,38 +278,26 @@ def test_what_the_context_holds_is_what_the_list_of_models_says(entry: dict[str,
         assert ask_context_length(asked(server, model=MODEL)) == length
 
 
-class _Raising(BaseHTTPRequestHandler):
+class _Raising(Handler):
     """Ends the connection on which a chat without messages came, as uvicorn does where a handler raised."""
 
     protocol_version = "HTTP/1.1"
     connections: ClassVar[list[int]] = []
 
     def do_GET(self) -> None:
-        self._answer(200, json.dumps(VLLM[MODELS] if self.path == MODELS else {}).encode())
+        self._answer(200, VLLM[MODELS] if self.path == MODELS else {})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.body()
         self._answer(500, b"Internal Server Error")
         self.close_connection = True
 
-    def log_message(self, *arguments: object) -> None: ...
-
-    def _answer(self, status: int, body: bytes) -> None:
+    def _answer(self, status: int, content: Any) -> None:
         self.connections.append(self.client_address[1])
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.answer(status, content)
 
 
 def test_no_question_comes_on_a_connection_that_another_may_have_ended() -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Raising)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        assert ask_deployment(Attach(url=f"http://127.0.0.1:{server.server_port}")).model == MODEL
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(_Raising) as url:
+        assert ask_deployment(Attach(url=url)).model == MODEL
     assert len(_Raising.connections) > 2 and len(set(_Raising.connections)) == len(_Raising.connections)

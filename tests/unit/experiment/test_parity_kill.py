@@ -31,8 +31,8 @@ class Workers:
     def pid_of(self, name: str) -> int | None:
         return self.processes[name].pid if self.processes[name].poll() is None else None
 
-    def killer(self, wanted: int = 2) -> Killer:
-        return Killer({1: "agg-0", 2: "agg-1"}, self.pid_of, OSL, wanted, self.kills.append)
+    def killer(self) -> Killer:
+        return Killer({1: "agg-0", 2: "agg-1"}, self.pid_of, OSL, 2, self.kills.append)
 
     def are_stopped(self, *names: str) -> bool:
         """Exactly these engines, and no worker; signals take a moment to arrive."""

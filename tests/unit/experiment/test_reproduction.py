@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from loopback import Handler, serving
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.errors import UsageError
@@ -201,28 +199,19 @@ def test_a_config_that_was_named_and_is_gone_comes_out_of_the_lock(tmp_path: Pat
     assert [one.name for one in differences_here(locked)] == ["agg.engine_configs.agg.max_batch_size"]
 
 
-class _Served(BaseHTTPRequestHandler):
+class _Served(Handler):
     models = ("tiny",)
 
     def do_GET(self) -> None:
-        body = json.dumps({"data": [{"id": name} for name in self.models]}).encode()
-        self.send_response(200 if self.path == "/v1/models" else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *said: object) -> None:
-        pass
+        self.answer(200 if self.path == "/v1/models" else 404, {"data": [{"id": name} for name in self.models]})
 
 
 def test_an_attached_run_is_made_again_where_the_deployment_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Path(shutil.copytree(resolve_checkpoint("synthetic:tiny").path, tmp_path / "tokenizer"))
-    with HTTPServer(("127.0.0.1", 0), _Served) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        attach = {"url": f"http://127.0.0.1:{server.server_port}", "model": "tiny", "tokenizer": str(tokenizer)}
+    with serving(_Served) as url:
+        attach = {"url": url, "model": "tiny", "tokenizer": str(tokenizer)}
         spec = load_sweep(None, {"attach": attach, "load": LOAD})
         assert spec.attach is not None
         deployment = ask_deployment(spec.attach)
@@ -237,8 +226,6 @@ def test_an_attached_run_is_made_again_where_the_deployment_answers(
         monkeypatch.setattr(_Served, "models", ("other",))
         with pytest.raises(UsageError, match="can't be reproduced here: model 'tiny' is not served"):
             differences_here(locked)
-        server.shutdown()
-        thread.join()
     with pytest.raises(UsageError, match="can't be reproduced here: http.* did not answer"):
         differences_here(locked)
 

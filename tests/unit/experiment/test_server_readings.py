@@ -7,9 +7,9 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loopback import Handler, running
 
 from tests.unit.doctor.scripted_nvml import GIB, H100S, refuses, script_two_gpus
 from trtx.bench import ForeignProcess, Target, draft_counters, handoffs
@@ -49,25 +50,18 @@ class Served:
         self.answers: dict[str, bytes] = {}
         answers = self.answers
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Metrics(Handler):
             def do_GET(self) -> None:
                 body = answers.get(self.path)
-                self.send_response(404 if body is None else 200)
-                self.end_headers()
-                self.wfile.write(body or b"")
+                self.answer(404 if body is None else 200, body or b"")
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(address, Handler)
-        self.port: int = self.server.server_address[1]
-        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
-        self.thread.start()
+        server = http.server.ThreadingHTTPServer(address, Metrics)
+        self.port = server.server_port
+        self._stack = ExitStack()
+        self._stack.enter_context(running(server))
 
     def end(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+        self._stack.close()
 
 
 @pytest.fixture

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import http.client
-import socket
-import threading
-import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import ThreadingHTTPServer
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loopback import Handler, listens, running
+from processes import free_port, until
 
 from trtx.frontend.bypass_events import CHUNK, EVENT, WithoutBypassEvents
 from trtx.frontend.http_proxy import HttpProxy
@@ -38,13 +38,13 @@ def test_a_whole_chunk_of_another_event_is_not_held_back() -> None:
     assert WithoutBypassEvents().feed(chunk(OTHER)) == chunk(OTHER)
 
 
-class Dynamo(BaseHTTPRequestHandler):
+class Dynamo(Handler):
     """Streams the event at the beginning and in the middle, as for a request that migrates, in pieces of a size."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        size = int(self.rfile.read(int(self.headers["Content-Length"])))
+        size = int(self.body())
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -55,32 +55,16 @@ class Dynamo(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"28")  # as the beginning of the chunk
-
-    def log_message(self, *arguments: object) -> None: ...
+        self.answer(200, b"28")  # as the beginning of the chunk
 
 
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[int]:
-    inner = ThreadingHTTPServer(("127.0.0.1", 0), Dynamo)
-    inner.daemon_threads = True
-    threading.Thread(target=inner.serve_forever, daemon=True).start()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    HttpProxy(("127.0.0.1", port), inner.server_address[1], None, body_limit=1000, drops_bypass_events=True).start()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.01)
-    yield port
-    inner.shutdown()
-    inner.server_close()
+    with running(inner := ThreadingHTTPServer(("127.0.0.1", 0), Dynamo)):
+        port = free_port()
+        HttpProxy(("127.0.0.1", port), inner.server_port, None, body_limit=1000, drops_bypass_events=True).start()
+        until("the proxy listens", partial(listens, port))
+        yield port
 
 
 @pytest.mark.parametrize("size", [1, 7, 45, 10_000])

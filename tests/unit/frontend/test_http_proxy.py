@@ -6,53 +6,55 @@ import http.client
 import json
 import random
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import Handler, listens, running
+from processes import free_port, until
 
 from trtx.frontend.answer_framing import AnswerFraming
+from trtx.frontend.discovery import lacks_generator
 from trtx.frontend.http_proxy import HttpProxy
 from trtx.frontend.sleeping_workers import why_unavailable
+from trtx.planes.file_registry import FileRegistry
 from trtx.prompts.maker import Unrenderable
 
 
-class Echo(BaseHTTPRequestHandler):
+class Echo(Handler):
     """Answers with what came, a stream in pieces."""
 
     protocol_version = "HTTP/1.1"
 
     def _echo(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.body()
         if body == b"ASLEEP":
-            self.send_response(503)
-            self.send_header("Content-Length", "7")
+            self.answer(503, b"dynamos")
+            return
+        if body in (b"ROUTELESS", b"UNKNOWN", b"FAILED"):
+            message = {b"UNKNOWN": b'{"message": "Model not found"}', b"FAILED": b"dynamos"}.get(body, b"")
+            self.send_response(500 if body == b"FAILED" else 404)
+            self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            self.wfile.write(b"dynamos")
+            for piece in (message, b"") if message else (b"",):
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             return
         if self.path == "/stream":
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             for piece in (b"one", b"two", b""):
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.chunk(piece)
                 time.sleep(0.01)
             return
-        answer = json.dumps({"path": self.path, "method": self.command, "body": body.decode(), "of": self.headers["X"]})
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer.encode())
+        self.answer(200, {"path": self.path, "method": self.command, "body": body.decode(), "of": self.headers["X"]})
 
     do_GET = do_POST = _echo
-
-    def log_message(self, *arguments: object) -> None: ...
 
 
 def rewrite(path: str, body: bytes) -> bytes:
@@ -72,25 +74,15 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def port(run_dir: Path) -> Iterator[int]:
-    inner = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    inner.daemon_threads = True
-    threading.Thread(target=inner.serve_forever, daemon=True).start()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        outer = int(free.getsockname()[1])
-    HttpProxy(
-        ("127.0.0.1", outer), inner.server_address[1], rewrite, paths=frozenset({"/v1/completions"}), body_limit=1000,
-        why_unavailable=partial(why_unavailable, run_dir),
-    ).start()  # fmt: skip
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", outer)) == 0:
-                break
-        time.sleep(0.01)
-    yield outer
-    inner.shutdown()
-    inner.server_close()
+    with running(inner := ThreadingHTTPServer(("127.0.0.1", 0), Echo)):
+        outer = free_port()
+        HttpProxy(
+            ("127.0.0.1", outer), inner.server_port, rewrite, paths=frozenset({"/v1/completions"}), body_limit=1000,
+            why_unavailable=partial(why_unavailable, run_dir),
+            lacks_worker=partial(lacks_generator, FileRegistry(run_dir / "kv")),
+        ).start()  # fmt: skip
+        until("the proxy listens", partial(listens, outer))
+        yield outer
 
 
 def asked(connection: http.client.HTTPConnection, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -154,15 +146,29 @@ def test_a_body_in_chunks_is_one_body(port: int) -> None:
         (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nbug", 500, "KeyError"),
         (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n" + b"a" * 1001, 413, "more than 1000 bytes"),
         (b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\nExpect: 100-continue\r\n\r\n", 413, "1000 bytes"),
-        (b"no http at all\r\n\r\n", 400, "not valid HTTP/1.1"),
+        (b"no http at all\r\n\r\n", 400, "the request is not valid HTTP/1.1: illegal request line"),
+        (b"GET /x HTTP/1.1\r\n: y\r\n\r\n", 400, "the request is not valid HTTP/1.1: illegal header line"),
+        (b"GET /x HTTP/1.1\r\n\r\n", 400, "the request is not valid HTTP/1.1: missing mandatory Host: header"),
+        (b"GET /x HTTP/1.1\r\nX: " + b"a" * (256 << 10), 431, "the head of the request has more than 262144 bytes"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "HTTP/2.0 is not served here; use HTTP/1.1"),
         (
             b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
             400,
-            "not valid HTTP/1.1",
+            "the request is not valid HTTP/1.1: conflicting Content-Length headers",
         ),
     ],
-    ids=["HTTP/1.0", "error of the rewrite", "too large", "announced", "no HTTP", "HTTP/2", "two lengths"],
+    ids=[
+        "HTTP/1.0",
+        "error of the rewrite",
+        "too large",
+        "announced",
+        "no HTTP",
+        "no name",
+        "no host",
+        "large head",
+        "HTTP/2",
+        "two lengths",
+    ],
 )
 def test_a_refusal_that_ends_the_connection_comes_behind_the_answers_that_are_due(
     port: int, sent: bytes, status: int, words: str
@@ -171,7 +177,8 @@ def test_a_refusal_that_ends_the_connection_comes_behind_the_answers_that_are_du
     (_, streamed), (_, echoed), (found, refusal) = answers
     assert streamed == b"onetwo" and json.loads(echoed)["body"] == "ABC"
     assert found == status
-    assert words in json.loads(refusal)["message"] and json.loads(refusal)["code"] == status
+    message = json.loads(refusal)["message"]
+    assert words in message and "bytearray" not in message and json.loads(refusal)["code"] == status
 
 
 def test_a_client_that_sends_a_large_body_to_its_end_gets_the_refusal(port: int) -> None:
@@ -260,3 +267,34 @@ def test_a_503_says_how_to_wake_a_model_that_sleeps_and_the_connection_goes_on(
         assert run_dir.name in document["message"] and str(run_dir) not in document["message"]
     else:
         assert asleep[1] == b"dynamos"
+
+
+def test_a_404_without_a_body_is_a_503_that_a_client_may_repeat(port: int, run_dir: Path) -> None:
+    (run_dir / "serve" / "status" / "agg-0.json").write_bytes(b'{"state": "serving"}')
+    gone, other, unknown, after = exchanged(
+        port, request("/v1/completions", b"routeless"), request("/v1/embeddings", b"ROUTELESS"),
+        request("/v1/completions", b"unknown"), b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    )  # fmt: skip
+    document = json.loads(gone[1])
+    assert (gone[0], document["code"]) == (503, 503) and "no worker of the model is ready" in document["message"]
+    assert (other, unknown[0], after[0]) == ((404, b""), 404, 200) and b"Model not found" in unknown[1]
+
+
+def register(run_dir: Path, port: int) -> None:
+    """A worker with that port, as Dynamo 1.6.1 writes its record."""
+    (bucket := run_dir / "kv" / "v1" / "instances").mkdir(parents=True, exist_ok=True)
+    record = {"component": "backend", "endpoint": "generate", "instance_id": 7}
+    record["transport"] = {"tcp": f"127.0.0.1:{port}/7/generate"}
+    (bucket / "ns%2Fbackend%2Fgenerate%2F7").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/other"])
+def test_a_500_is_a_503_only_for_a_prompt_and_while_no_worker_is_left(port: int, run_dir: Path, path: str) -> None:
+    (run_dir / "serve" / "status" / "agg-0.json").write_bytes(b'{"state": "serving"}')
+    last = b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as worker:
+        register(run_dir, worker.getsockname()[1])
+        assert exchanged(port, request(path, b"FAILED"), last)[0] == (500, b"dynamos")
+    (failed, message), (after, _) = exchanged(port, request(path, b"FAILED"), last)
+    assert (failed, after) == (500 if path == "/other" else 503, 200)
+    assert (b"no worker of the model is ready" in message) == (path != "/other")

@@ -6,13 +6,14 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from loopback import Handler, running
+from processes import free_port, until
 
 from trtx.frontend.admission import Bounds
 from trtx.frontend.http_proxy import HttpProxy
@@ -30,24 +31,24 @@ class Gates:
     gone: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
 
-class Slow(BaseHTTPRequestHandler):
+class Slow(Handler):
     """Plays Dynamo: an answer waits for the gate, a stream after its first event."""
 
     protocol_version = "HTTP/1.1"
     gates: Gates
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.asked()
         self.gates.came.release()
         self.send_response(200)
         if body.get("stream"):
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            self._chunk(b'data: {"n": 1}\n\n')
+            self.chunk(b'data: {"n": 1}\n\n')
         self._held()
         if body.get("stream"):
-            self._chunk(b"data: [DONE]\n\n")
-            self._chunk(b"")
+            self.chunk(b"data: [DONE]\n\n")
+            self.chunk(b"")
         else:
             self.send_header("Content-Length", "2")
             self.end_headers()
@@ -67,31 +68,21 @@ class Slow(BaseHTTPRequestHandler):
                 raise
         self.connection.settimeout(None)
 
-    def _chunk(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-
-    def log_message(self, *arguments: object) -> None: ...
-
 
 @pytest.fixture
 def served() -> Iterator[Callable[[Bounds], tuple[int, Gates]]]:
     gates = Gates()
 
     class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
         def handle_error(self, *arguments: object) -> None: ...  # a client that leaves
 
     inner = Server(("127.0.0.1", 0), type("Handler", (Slow,), {"gates": gates}))
-    threading.Thread(target=inner.serve_forever, daemon=True).start()
 
     def serve(bounds: Bounds) -> tuple[int, Gates]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
+        port = free_port()
         HttpProxy(
             ("127.0.0.1", port),
-            inner.server_address[1],
+            inner.server_port,
             None,
             body_limit=1000,
             bounds=bounds,
@@ -100,20 +91,16 @@ def served() -> Iterator[Callable[[Bounds], tuple[int, Gates]]]:
             namespace="mine",
         ).start()
         wanted = "trtx_frontend_request_slots 1" if bounds.has_queue else "trtx_frontend_running_requests"
-        until(lambda: wanted in metrics(port))
+        until_metrics(port, wanted)
         return port, gates
 
-    yield serve
-    gates.goes_on.set()
-    inner.shutdown()
-    inner.server_close()
+    with running(inner):
+        yield serve
+        gates.goes_on.set()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+def until_metrics(port: int, *shown: str) -> None:
+    until(f"{shown} in the metrics", lambda: all(line in metrics(port) for line in shown), seconds=10, every=0.005)
 
 
 def metrics(port: int) -> str:
@@ -136,9 +123,9 @@ def asked(port: int, body: dict[str, Any], path: str = CHAT, **headers: str) -> 
 def test_a_full_queue_answers_at_once_with_retry_after_and_the_connection_goes_on(served: Any) -> None:
     port, gates = served(Bounds(max_queued_requests=1))
     running = asked(port, {})
-    until(lambda: "running_requests 1" in metrics(port))
+    until_metrics(port, "running_requests 1")
     waiting = asked(port, {})
-    until(lambda: "waiting_requests 1" in metrics(port))
+    until_metrics(port, "waiting_requests 1")
     refused = asked(port, {})
     answer = refused.getresponse()
     assert answer.status == 429 and int(answer.headers["Retry-After"]) >= 1
@@ -157,7 +144,7 @@ def test_a_full_queue_answers_at_once_with_retry_after_and_the_connection_goes_o
 def test_a_request_that_waits_too_long_is_refused(served: Any) -> None:
     port, gates = served(Bounds(max_queue_s=0.05))
     running = asked(port, {})
-    until(lambda: "running_requests 1" in metrics(port))
+    until_metrics(port, "running_requests 1")
     answer = asked(port, {}).getresponse()
     assert answer.status == 429 and answer.headers["Retry-After"] == "1"
     assert "no worker was free within 0.05 s" in json.loads(answer.read())["message"]
@@ -168,7 +155,7 @@ def test_a_request_that_waits_too_long_is_refused(served: Any) -> None:
 def test_a_proof_of_the_launcher_passes_a_full_queue(served: Any) -> None:
     port, gates = served(Bounds(max_queued_requests=1))
     running = [asked(port, {}) for _ in range(2)]
-    until(lambda: "waiting_requests 1" in metrics(port))
+    until_metrics(port, "waiting_requests 1")
     proof = asked(port, {}, x_trtx_launcher="mine")
     other = asked(port, {}, x_trtx_launcher="another")
     assert other.getresponse().status == 429
@@ -179,12 +166,12 @@ def test_a_proof_of_the_launcher_passes_a_full_queue(served: Any) -> None:
 def test_a_client_that_leaves_gives_its_slot_and_its_place_back(served: Any) -> None:
     port, gates = served(Bounds(max_queued_requests=1))
     running, waiting = asked(port, {}), asked(port, {})
-    until(lambda: "waiting_requests 1" in metrics(port))
+    until_metrics(port, "waiting_requests 1")
     waiting.close()
-    until(lambda: "waiting_requests 0" in metrics(port))
+    until_metrics(port, "waiting_requests 0")
     assert gates.came.acquire(timeout=60), "the request of a client that leaves earlier never reaches Dynamo"
     running.close()
-    until(lambda: "running_requests 0" in metrics(port))
+    until_metrics(port, "running_requests 0")
     assert gates.gone.acquire(timeout=60), "Dynamo sees the client go, and frees its KV"
 
 
@@ -195,7 +182,7 @@ def test_an_answer_past_its_deadline_is_a_504_and_is_ended_at_dynamo(served: Any
     assert answer.status == 504
     assert "took longer than 0.5 s" in json.loads(answer.read())["message"]
     assert gates.gone.acquire(timeout=60)
-    until(lambda: "running_requests 0" in metrics(port))
+    until_metrics(port, "running_requests 0")
     gates.goes_on.set()
     late.request("POST", CHAT, "{}")
     assert late.getresponse().status == 200
@@ -205,7 +192,7 @@ def test_the_deadline_also_ends_a_request_that_waits(served: Any) -> None:
     port, gates = served(Bounds(max_queued_requests=5, max_request_s=0.5))
     answers = [asked(port, {}) for _ in range(2)]
     assert [one.getresponse().status for one in answers] == [504, 504]
-    until(lambda: "waiting_requests 0" in metrics(port) and "running_requests 0" in metrics(port))
+    until_metrics(port, "waiting_requests 0", "running_requests 0")
     assert gates.gone.acquire(timeout=60)
     assert "timed_out_requests_total 2" in metrics(port)
 
@@ -231,7 +218,7 @@ def full(served: Any) -> int:
     """The port of an HTTP proxy whose queue is full."""
     port, _ = served(Bounds(max_queued_requests=1))
     full.held = [asked(port, {}) for _ in range(2)]  # type: ignore[attr-defined]
-    until(lambda: "waiting_requests 1" in metrics(port))
+    until_metrics(port, "waiting_requests 1")
     return int(port)
 
 

@@ -46,6 +46,21 @@ def test_a_body_of_ill_formed_text_is_refused_with_the_place(maker: PromptMaker)
         rewrite(maker, COMPLETIONS, b'{"prompt": "\xff"}')
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (COMPLETIONS, b'{"prompt": "a", "seed": 1, "prompt": "b"}', "prompt"),
+        (CHAT, b'{"messages": [{"role": "user", "content": "a", "content": "b"}]}', "content"),
+        (RESPONSES, b'{"input": "a", "temperature": 1, "temperature": 0}', "temperature"),
+    ],
+)
+def test_a_name_that_occurs_twice_is_refused_because_one_value_would_be_lost(
+    maker: PromptMaker, path: str, body: bytes, name: str
+) -> None:
+    with pytest.raises(Unrenderable, match=f'the body has the field "{name}" twice in one object; send it once'):
+        rewrite(maker, path, body)
+
+
 def test_a_long_prompt_leaves_the_processor_to_other_threads() -> None:
     """A thread that holds the GIL while it encodes would stop every stream of the frontend for as long."""
     maker = PromptMaker(resolve_checkpoint("synthetic:tiny-vl-trained").path)  # its tokenizer is BPE

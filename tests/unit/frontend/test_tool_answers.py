@@ -86,6 +86,14 @@ def test_a_call_that_the_length_cut_is_dropped_and_whole_ones_stay(is_streamed: 
         assert json.loads(body)["choices"][0]["message"]["tool_calls"][0]["function"] == CALL["function"]
 
 
+@pytest.mark.parametrize(("is_forced", "text"), [(True, ""), (False, '[{"na')])
+def test_the_beginning_of_a_forced_call_that_the_length_cut_is_no_text(is_forced: bool, text: str) -> None:
+    answer = ToolAnswer(is_streamed=True, is_forced=is_forced)
+    body = answer.feed(stream(event({"content": '[{"na'}, "length"), USAGE, DONE, size=10_000))
+    (choice,) = next(json.loads(line[6:])["choices"] for line in body.split(b"\n") if line.startswith(b"data: {"))
+    assert (choice["delta"].get("content", ""), choice["finish_reason"]) == (text, "length")
+
+
 @pytest.mark.parametrize("step", [1, 10_000])
 def test_a_stream_without_a_cut_call_arrives_as_it_was_sent(step: int) -> None:
     events = (event({"content": "a"}), b": comment\n\n", event({"tool_calls": [CALL]}), event({}, "tool_calls"), DONE)
@@ -135,6 +143,8 @@ def test_an_error_of_a_stream_is_the_answer_with_its_status(
         ({"stream": True, "tools": [CALL], "tool_choice": "none"}, None),
         ({"tools": [CALL], "tool_choice": "required"}, None),
         ({"tools": [CALL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, None),
+        ({"stream": True, "tools": [CALL], "tool_choice": "required"}, "as it is"),
+        ({"stream": True, "tools": [CALL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "as it is"),
         ({"tools": [CALL], "n": 2}, None),
         ({"tools": [CALL], "stream": "yes"}, None),
         ({"tools": [CALL], "stream_options": {"include_usage": True}}, None),
@@ -148,10 +158,14 @@ def test_only_answers_that_a_parser_reads_are_read_here(fields: dict[str, Any], 
         return
     assert found is not None
     assert found.is_streamed is (asked == "as it is")
+    assert found.is_forced is ("tool_choice" in fields and fields["tool_choice"] != "auto")
     sent = {**fields, "stream": True} | ({} if found.is_streamed else {"stream_options": {"include_usage": True}})
     assert json.loads(found.body) == json.loads(body) | sent
 
 
-@pytest.mark.parametrize(("path", "body"), [("/v1/completions", b"{}"), (CHAT, b"no"), (CHAT, b"[]")])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", b"{}"), (CHAT, b"no"), (CHAT, b"[]"), (CHAT, b'{"tools": [1], "tools": [2]}')],
+)
 def test_other_requests_are_not_read(path: str, body: bytes) -> None:
     assert with_calls(path, body) is None

@@ -1,16 +1,19 @@
-"""Which registered workers the frontend's route shows, from the model cards that Dynamo's file discovery holds."""
+"""What the frontend reads of its workers in Dynamo's file discovery: facts to show, and whether one is left."""
 
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import free_port
 
 from trtx.engine.worker_facts import PublishedWorker, WorkerFacts
-from trtx.frontend.discovery import worker_context
+from trtx.frontend.discovery import lacks_generator, worker_context
 from trtx.frontend.workers import published_workers, routes
 from trtx.planes.file_registry import FileRegistry
 
@@ -19,11 +22,11 @@ def facts(name: str) -> WorkerFacts:
     return WorkerFacts(name, "decode", "paced", {"trtx": "0.1.0"}, (), 1, 8192, 64, 2048, 32, None)
 
 
-def card(directory: Path, worker_id: int, runtime_config: Any, model: str = "tiny") -> None:
+def card(directory: Path, worker_id: int, runtime_config: Any) -> None:
     """As Dynamo 1.4.2 writes it, cut to what is read of it."""
     bucket = directory / "v1" / "mdc"
     bucket.mkdir(parents=True, exist_ok=True)
-    record = {"type": "Model", "instance_id": worker_id, "card_json": {"display_name": model}}
+    record = {"type": "Model", "instance_id": worker_id, "card_json": {"display_name": "tiny"}}
     record["card_json"]["runtime_config"] = runtime_config  # type: ignore[index]
     (bucket / f"ns%2Fbackend%2Fgenerate%2F{worker_id:x}").write_text(json.dumps(record))
 
@@ -56,6 +59,35 @@ def test_the_context_is_that_of_the_worker_that_holds_most(tmp_path: Path) -> No
         held = replace(facts(f"{role}-{worker_id}"), context_length=length, role=role)
         card(tmp_path, worker_id, {"runtime_data": held.to_runtime_data()})
     assert worker_context(FileRegistry(tmp_path)) == 8192
+
+
+def instance(directory: Path, worker_id: int, component: str, port: int) -> None:
+    """As Dynamo 1.6.1 writes it, cut to what is read of it."""
+    bucket = directory / "v1" / "instances"
+    bucket.mkdir(parents=True, exist_ok=True)
+    record = {"component": component, "endpoint": "generate", "instance_id": worker_id}
+    record["transport"] = {"tcp": f"127.0.0.1:{port}/{worker_id:x}/generate"}
+    (bucket / f"ns%2F{component}%2Fgenerate%2F{worker_id:x}").write_text(json.dumps(record))
+
+
+def test_a_worker_is_left_while_one_that_generates_text_keeps_a_connection(tmp_path: Path) -> None:
+    registry = FileRegistry(tmp_path)
+    assert lacks_generator(registry)
+    with socket.create_server(("127.0.0.1", 0)) as living, socket.create_server(("127.0.0.1", 0)) as dying:
+        for worker_id, component in enumerate(("prefill", "encode")):
+            instance(tmp_path, worker_id, component, living.getsockname()[1])
+        instance(tmp_path, 2, "backend", free_port())
+        assert lacks_generator(registry), "neither of the two that live generates text"
+
+        instance(tmp_path, 3, "backend", dying.getsockname()[1])
+        reset = threading.Thread(target=lambda: dying.accept()[0].close())
+        reset.start()
+        assert lacks_generator(registry), "a port that closes its connections is that of a process that ends"
+        reset.join()
+
+        instance(tmp_path, 4, "backend", living.getsockname()[1])
+        (tmp_path / "v1" / "instances" / "ns%2Fbackend%2Fgenerate%2F3").unlink()
+        assert not lacks_generator(registry)
 
 
 @pytest.mark.parametrize(

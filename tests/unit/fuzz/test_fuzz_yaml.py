@@ -33,9 +33,9 @@ _SPLICES = (
 )  # fmt: skip
 
 
-def bomb(levels: int = 12) -> str:
-    """Ten to the power of ``levels`` values in a few lines."""
-    rows = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, levels)]
+def bomb() -> str:
+    """Ten to the power of twelve values in a few lines."""
+    rows = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 12)]
     return "\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x, x]", *rows])
 
 

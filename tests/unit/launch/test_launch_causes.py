@@ -39,17 +39,7 @@ class Served(History):
         self.scratch = Scratch(self.plan.scratch_dir, self.plan.discovery_dir)
         self.scratch.make()
         self.route = FrontendStatus(self.plan)
-        self.children.clear()
-        self.supervisor = Supervisor(
-            self.plan,
-            self.events.append,
-            spawn=self._spawn,
-            clock=lambda: self.now,
-            routes={"frontend": self.route},
-            scratch=self.scratch,
-        )
-        for slot in self.supervisor.slots:
-            self.supervisor._start(slot)
+        self.supervise(routes={"frontend": self.route}, scratch=self.scratch)
 
     answers = routes = proves = True  # what the frontend does
 

@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import Handler, serving
 
 from trtx.errors import UsageError
 from trtx.launch.discovery import owner
@@ -48,24 +47,14 @@ def test_workers_of_another_namespace_do_not_count() -> None:
 
 @contextlib.contextmanager
 def http_server(code: int, body: bytes) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class Fixed(Handler):
         def do_GET(self) -> None:
-            self.send_response(code)
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(code, body)
 
         do_POST = do_GET
 
-        def log_message(self, *arguments: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Fixed) as url:
+        yield url
 
 
 @pytest.mark.parametrize(("code", "body"), [(404, b""), (200, b"not json"), (200, b"[]"), (500, b"{}")])

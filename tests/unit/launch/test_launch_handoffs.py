@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopback import Handler, serving
 
 from trtx.engine.handoff_facts import HandoffFacts
 from trtx.engine.worker_facts import PATH, PublishedWorker, WorkerFacts, to_body
@@ -54,29 +53,16 @@ class Frontend:
 
 
 @contextlib.contextmanager
-def serving(frontend: Frontend) -> Iterator[Frontend]:
-    class Handler(BaseHTTPRequestHandler):
+def served(frontend: Frontend) -> Iterator[Frontend]:
+    class Routes(Handler):
         def do_GET(self) -> None:
-            self._say(200 if self.path == PATH else 404, frontend.published())
+            self.answer(200 if self.path == PATH else 404, frontend.published())
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self._say(*frontend.post(self.path, self.headers, body))
+            self.answer(*frontend.post(self.path, self.headers, self.asked()))
 
-        def _say(self, code: int, document: Any) -> None:
-            self.send_response(code)
-            self.end_headers()
-            self.wfile.write(json.dumps(document).encode())
-
-        def log_message(self, *arguments: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        frontend.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with serving(Routes) as frontend.url:
         yield frontend
-        server.shutdown()
-        thread.join()
 
 
 def worker(name: str, host: str = "", device: str = "", log: Path = Path("/nowhere")) -> ProcessSpec:
@@ -100,7 +86,7 @@ TWO_BY_TWO = plan(*map(worker, NAMES))
 
 @pytest.fixture
 def frontend() -> Iterator[Frontend]:
-    with serving(Frontend(IDS)) as made:
+    with served(Frontend(IDS)) as made:
         yield made
 
 

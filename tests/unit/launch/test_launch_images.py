@@ -6,17 +6,16 @@ import base64
 import contextlib
 import io
 import itertools
-import json
 import ssl
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from certificates import Pair, make
+from loopback import Handler, running
 from PIL import Image
 
 from trtx.checkpoint import resolve_checkpoint
@@ -51,30 +50,21 @@ class Deployment:
 def serving(deployment: Deployment, pair: Pair | None = None) -> Iterator[list[int]]:
     """Ports: of the frontend, then of each encoder. ``pair``: the frontend serves TLS with it."""
 
-    def handler(number: int) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                told = json.dumps(deployment.published).encode()
-                count = f'trtx_media_pictures_total{{model="m",stage="encode"}} {deployment.encoded[number - 1]}.0\n'
-                self._say(200, told if self.path == PATH else count.encode())
+    class Process(Handler):
+        number: int  # 0: the frontend
 
-            def do_POST(self) -> None:
-                deployment.pins.append({name for name in self.headers if name.endswith("-instance-id")})
-                code, answer = deployment.chat(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self._say(code, json.dumps(answer).encode())
+        def do_GET(self) -> None:
+            encoded = deployment.encoded[self.number - 1]
+            count = f'trtx_media_pictures_total{{model="m",stage="encode"}} {encoded}.0\n'
+            self.answer(200, deployment.published if self.path == PATH else count.encode())
 
-            def _say(self, code: int, body: bytes) -> None:
-                self.send_response(code)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *arguments: object) -> None: ...
-
-        return Handler
+        def do_POST(self) -> None:
+            deployment.pins.append({name for name in self.headers if name.endswith("-instance-id")})
+            self.answer(*deployment.chat(self.asked()))
 
     with contextlib.ExitStack() as stack:
         servers = [
-            stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), handler(number)))
+            ThreadingHTTPServer(("127.0.0.1", 0), type("Process", (Process,), {"number": number}))
             for number in range(1 + len(deployment.encoded))
         ]
         if pair is not None:
@@ -82,10 +72,8 @@ def serving(deployment: Deployment, pair: Pair | None = None) -> Iterator[list[i
             context.load_cert_chain(pair.certificate, pair.key)
             servers[0].socket = context.wrap_socket(servers[0].socket, server_side=True)
         for server in servers:
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield [server.server_address[1] for server in servers]
-        for server in servers:
-            server.shutdown()
+            stack.enter_context(running(server))
+        yield [server.server_port for server in servers]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from trtx.launch import host_here
 from trtx.launch.preconditions import Preconditions
 from trtx.launch.route import FrontendStatus
 from trtx.launch.run_directory import RunDirectory
-from trtx.launch.supervisor import Supervisor
 from trtx.topology import EtcdService, NatsService, PlannedHost
 from trtx.topology.plan import ProcessRole
 
@@ -45,17 +44,7 @@ class Share(History):
         self.plan = replace(whole, this_host="here", processes=(*(frontends if has_frontends else ()), *here))
         self.routes = {one.name: FrontendStatus(whole, url=f"http://127.0.0.1:{n}") for n, one in enumerate(frontends)}
         self.answering = set(self.routes)
-        self.children.clear()
-        self.supervisor = Supervisor(
-            self.plan,
-            self.events.append,
-            spawn=self._spawn,
-            clock=lambda: self.now,
-            routes=self.routes,
-            whole=whole,
-        )
-        for slot in self.supervisor.slots:
-            self.supervisor._start(slot)
+        self.supervise(routes=self.routes, whole=whole)
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.25)):

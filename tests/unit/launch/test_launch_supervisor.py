@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch_builders import plan_of, process
@@ -50,7 +51,12 @@ class History:
         self.children: dict[str, list[ScriptedChild]] = {}
         self.events: list[Event] = []
         self.plan = plan_of(tmp_path, *(process(tmp_path, name) for name in names or ("agg-0",)))
-        self.supervisor = Supervisor(self.plan, self.events.append, spawn=self._spawn, clock=lambda: self.now)
+        self.supervise()
+
+    def supervise(self, **more: Any) -> None:
+        """Starts the processes of the plan; those of an earlier plan are forgotten."""
+        self.children.clear()
+        self.supervisor = Supervisor(self.plan, self.events.append, spawn=self._spawn, clock=lambda: self.now, **more)
         for slot in self.supervisor.slots:
             self.supervisor._start(slot)
 

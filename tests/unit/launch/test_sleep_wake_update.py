@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launch_builders import plan_of, process
+from loopback import Handler, running
 
 from trtx.errors import LaunchError, UsageError
 from trtx.launch import ServedMemory
@@ -40,24 +39,15 @@ class Workers:
     def _open(self, stack: ExitStack, name: str) -> int:
         scene = self
 
-        class Answer(BaseHTTPRequestHandler):
+        class Controls(Handler):
             def do_POST(self) -> None:
                 if name in scene.without_controls:
                     self.send_error(404)
                     return
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answer = json.dumps(scene.answer(name, self.path.rpartition("/")[2], body)).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
+                self.answer(200, scene.answer(name, self.path.rpartition("/")[2], self.asked()))
 
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        stack.callback(server.server_close)
-        stack.callback(server.shutdown)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Controls)
+        stack.enter_context(running(server))
         return server.server_port
 
     def answer(self, name: str, control: str, body: dict[str, Any]) -> dict[str, Any]:

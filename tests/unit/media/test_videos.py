@@ -38,9 +38,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool(model: Path) -> AsyncIterator[PicturePool]:
-    async with PicturePool(model, LIMITS, videos="each") as one:
+async def pool(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PicturePool]:
+    tensors = tmp_path_factory.mktemp("tensors")
+    async with PicturePool(model, LIMITS, videos="each", directory=tensors) as one:
         yield one
+    assert not [*tensors.iterdir()], "a test left its tensor"
 
 
 def expected(model: Path, file: bytes, rule: VideoRule, fps: float, turned: bool = False) -> tuple[torch.Tensor, Any]:
@@ -69,9 +71,9 @@ CASES: dict[str, tuple[bytes, float, VideoRule]] = {
 }
 
 
-async def test_frames_are_prepared_as_transformers_does(model: Path) -> None:
+async def test_frames_are_prepared_as_transformers_does(model: Path, tmp_path: Path) -> None:
     for rule in ("each", "all"):
-        async with PicturePool(model, LIMITS, videos=rule) as pool:
+        async with PicturePool(model, LIMITS, videos=rule, directory=tmp_path) as pool:
             for name, (file, fps, of_rule) in CASES.items():
                 if of_rule != rule:
                     continue
@@ -99,7 +101,9 @@ async def test_a_video_is_mirrored_as_it_says(pool: PicturePool) -> None:
         np.pad(one, ((0, 28), (0, 0), (0, 0))) for one in files.drawn(4, 112, 56)
     ]  # dark below, red at the left
     file = files.saved(pictures)
-    plain = open_shared((await pool.prepare(Blob(file, "plain", "video"))).pixels)
+    unturned = (await pool.prepare(Blob(file, "plain", "video"))).pixels
+    plain = open_shared(unturned)
+    remove_shared(unturned)
     assert plain.ndim == 2
     for matrix in (
         (-1, 0, 0, 1),
@@ -219,8 +223,8 @@ async def test_what_is_no_video_that_can_be_taken_is_refused_and_harms_no_other(
     remove_shared((await pool.prepare(Blob(VIDEO, "whole", "video"))).pixels)
 
 
-async def test_a_video_is_no_picture_and_models_may_take_none(model: Path) -> None:
-    async with PicturePool(model, LIMITS) as pool:
+async def test_a_video_is_no_picture_and_models_may_take_none(model: Path, tmp_path: Path) -> None:
+    async with PicturePool(model, LIMITS, directory=tmp_path) as pool:
         with pytest.raises(MediaError, match="not an image of a supported format"):
             await pool.prepare(Blob(VIDEO, "a video sent as a picture"))
         with pytest.raises(MediaError, match="is a video, and this model supports images only"):

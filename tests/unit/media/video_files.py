@@ -140,9 +140,9 @@ QWEN_2 = theirs("qwen2_vl/video_processing_qwen2_vl.py")
 QWEN_3 = theirs("qwen3_vl/video_processing_qwen3_vl.py")
 
 
-def timestamps(indices: list[int], fps: float, temporal_patch: int = 2) -> list[float]:
+def timestamps(indices: list[int], fps: float) -> list[float]:
     """When each step of a Qwen3-VL video is."""
-    found: list[float] = Qwen3VLProcessor._calculate_timestamps(None, list(indices), fps, temporal_patch)
+    found: list[float] = Qwen3VLProcessor._calculate_timestamps(None, list(indices), fps, 2)
     return found
 
 

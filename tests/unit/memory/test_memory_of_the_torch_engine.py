@@ -85,6 +85,17 @@ def test_fp8_weights_stay_small_where_the_gpu_multiplies_them(tmp_path: Path) ->
     assert hopper < 0.6 * ampere
 
 
+@pytest.mark.parametrize("algorithm", ["FP8_BLOCK_SCALES", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"])
+def test_formats_that_no_gpu_multiplies_take_the_memory_of_16_bits(tmp_path: Path, algorithm: str) -> None:
+    config = SHAPES["qwen3-8b"].config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    whole = _plan(tmp_path, {}, device_named("H100"))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+    plan = _plan(tmp_path, {}, device_named("H100"))
+    assert plan.weight_bytes == whole.weight_bytes
+    assert f"counted, {algorithm} dequantized to 16 bits" in str(plan) and "counted, 16 bits" in str(whole)
+
+
 def test_what_rounds_its_inputs_leaves_less_for_kv(tmp_path: Path) -> None:
     """NVFP4 at the shape of Qwen3-8B: 8,192 tokens of the widest input, 25 bytes an element while they are rounded."""
     stated = {"quant_method": "modelopt", "quant_algo": "NVFP4"}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
+from loopback import Handler, serving
 
 from trtx.planes.kubernetes_registry import KubernetesRegistry
 from trtx.planes.registry import Card, Instance, RegistryUnknown
@@ -53,7 +52,7 @@ class Api:
         self.status = 200
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Objects(Handler):
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 outer.labels.update(parse_qs(parts.query).get("labelSelector", ()))
@@ -66,26 +65,17 @@ class Api:
                 outer.objects[path] = left
                 self.answer(200 if was_there else 404, {})
 
-            def answer(self, status: int, body: Any) -> None:
-                content = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+        self._stack = ExitStack()
+        self.url = self._stack.enter_context(serving(Objects))
 
-            def log_message(self, *said: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
-        self.thread.start()
+    def close(self) -> None:
+        """No call is answered any more."""
+        self._stack.close()
 
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    running = Api()
-    server = f"http://127.0.0.1:{running.server.server_port}"
+    api = Api()
     (tmp_path / "kubeconfig").write_text(
         yaml.safe_dump(
             {
@@ -93,16 +83,14 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
                 "kind": "Config",
                 "current-context": "here",
                 "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-                "clusters": [{"name": "here", "cluster": {"server": server}}],
+                "clusters": [{"name": "here", "cluster": {"server": api.url}}],
                 "users": [{"name": "me", "user": {"token": "me"}}],
             }
         )
     )
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    yield running
-    running.server.shutdown()
-    running.thread.join()
-    running.server.server_close()
+    yield api
+    api.close()
 
 
 def test_workers_are_those_of_ready_pods_with_a_card_in_its_own_namespace(api: Api) -> None:
@@ -149,7 +137,7 @@ def test_what_the_api_server_refuses_or_does_not_answer_is_not_known(api: Api) -
         registry.instances()
     api.status = 200
     assert registry.instances() == []
-    api.server.server_close()
+    api.close()
     with pytest.raises(RegistryUnknown, match="Kubernetes' API server can't be queried"):
         KubernetesRegistry("serving", "serving-shown", timeout_s=0.5).worker_ids()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from dataclasses import replace
@@ -13,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from judged_runs import NOISY, a_run, an_ab_run, change_cells, compared, gated, judged
-from rich.console import Console
 
+from tests.unit.report.shown_forms import console_text
 from trtx.bench import Cell
 from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.gate import DEFAULT_METRICS
 from trtx.bench.judge.judgement import Verdict
 from trtx.errors import UsageError
 from trtx.experiment.bench import ab
-from trtx.report import console_table, read_run, render
+from trtx.report import read_run, render
 from trtx.report.comparison import ArmsShown, ComparedLine, arms_shown
 from trtx.report.forest import forest
 from trtx.runs.forms import COMPARISON, ComparedArms, ComparedMetric, Comparison, MeasuredStart
@@ -39,12 +38,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compared(run, **GATE)
     render(run)
     return run
-
-
-def console_text(run: Path) -> str:
-    console = Console(width=80, file=io.StringIO())
-    console.print(console_table(read_run(run)))
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def section(run: Path) -> str:

@@ -68,7 +68,8 @@ def _rendered(run: Path) -> None:
     assert comparison.compared > 2000
     assert not comparison.mismatches, (
         f"{METRICS} and the independent {RECOMPUTED} differ. A metric that is not recomputed: add it to LATENCIES or "
-        f"NUMBERS of {RECOMPUTED}. A key that ends in _low or _high: has_interval=True stands in NUMBERS exactly if "
+        f"NUMBERS of {RECOMPUTED}. A percentile that is not recomputed: add it to percentiles of the metric's entry in "
+        "LATENCIES. A key that ends in _low or _high: has_interval=True stands in NUMBERS exactly if "
         "the record has a heading and better=. A metric that trtx says is – but aiperf recorded: name what its formula "
         f"reads in reads= of its record in {METRICS}. File, metric, value of trtx, recomputed value: "
         f"{comparison.mismatches[:5]}"

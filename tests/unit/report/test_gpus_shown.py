@@ -10,8 +10,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from tests.unit.report.shown_forms import rendered
 from trtx.bench import Cell, cell_directory, cell_name, trial_directory
 from trtx.bench.cells import CELL, measure_cell
 from trtx.bench.figures import all_figures
@@ -24,7 +24,6 @@ from trtx.bench.readings import ForeignProcess, GpuReading, ServerReading, write
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.experiment.bench.resumption import read_recorded
 from trtx.experiment.directory import read_lock
-from trtx.report import console_table, read_run, render
 
 pytestmark = pytest.mark.slow
 
@@ -65,19 +64,9 @@ def _measure(
     return found
 
 
-def _shown(run: Path) -> tuple[str, str, str]:
-    """The terminal at 80 columns, summary.md, and the page without its scripts."""
-    render(run)
-    console = Console(width=80, no_color=True)
-    with console.capture() as captured:
-        console.print(console_table(read_run(run)))
-    page = re.sub(r"<script.*?</script>", "", (run / "report.html").read_text(encoding="utf-8"), flags=re.DOTALL)
-    return captured.get(), (run / "summary.md").read_text(encoding="utf-8"), page
-
-
 def test_every_form_has_the_steady_part_and_a_reason_for_each_dash(golden_run: Path) -> None:
     cells = _measure(golden_run, 2.5, 2, lambda name: name != "disagg-c1", shared="disagg-c2")
-    terminal, markdown, page = _shown(golden_run)
+    terminal, markdown, page = rendered(golden_run)
     assert max(map(len, terminal.splitlines())) <= 80
     steady = cells["agg-c1"].steady
     assert steady is not None and steady.stored["gpu_power"] == pytest.approx(1200)
@@ -111,7 +100,7 @@ def test_a_token_costs_what_energy_and_time_of_the_steady_part_give(golden_run: 
 @pytest.mark.parametrize("gpu_count", [0, None], ids=["no GPU", "attached"])
 def test_a_run_without_gpus_and_price_shows_nothing_of_them(golden_run: Path, gpu_count: int | None) -> None:
     cells = _measure(golden_run, None, gpu_count, lambda name: False)
-    assert not any(text in shown for shown in _shown(golden_run) for text in HIDDEN)
+    assert not any(text in shown for shown in rendered(golden_run) for text in HIDDEN)
     assert all(cell.gpu_reasons for cell in cells.values())  # in cell.json
 
 
@@ -123,7 +112,7 @@ def test_a_price_without_a_number_of_gpus_is_answered_with_the_reason(
     golden_run: Path, gpu_count: int | None, reason: str
 ) -> None:
     _measure(golden_run, 2.5, gpu_count, lambda name: False)
-    for text in _shown(golden_run):
+    for text in rendered(golden_run):
         plain = " ".join(text.split())
         assert f"all cells: {reason}" in plain and "J/out." not in plain
     row = json.loads((golden_run / "summary.json").read_text())["rows"][0]

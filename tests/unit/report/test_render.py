@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import fields
@@ -440,6 +441,21 @@ def test_the_metrics_of_the_terminals_table_fit_80_columns() -> None:
     assert figures <= MOST_IN_A_TERMINAL, (
         f"{figures} columns of figures are more than the {MOST_IN_A_TERMINAL} for which a terminal of 80 columns has "
         "room: take the table={…} of another figure, or a percentile of it, out of trtx/bench/metrics.py"
+    )
+
+
+def test_the_guide_explains_every_column_of_the_terminals_table() -> None:
+    guide = "docs/guides/measure.md"
+    section = (Path(__file__).parents[3] / guide).read_text(encoding="utf-8").partition("## Read the report")[2]
+    rows = [line.strip("| ").split(" | ") for line in section.split("\n\n")[1].splitlines()[2:]]
+    explained = {name: re.findall(r"\bp(\d+)\b", meaning) for names, meaning in rows for name in names.split(" or ")}
+    shown: dict[str, list[str]] = {}
+    for record in all_figures():
+        for column, header in record.table.items():
+            name = record.title if column else header.format(device="worker")
+            shown.setdefault(name, []).extend([str(column)] if column else [])
+    assert {name: explained.get(name) for name in shown} == shown, (
+        f'the table of "Read the report" in {guide} lacks a column of the terminal, or a percentile of it: add it there'
     )
 
 

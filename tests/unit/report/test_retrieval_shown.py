@@ -9,7 +9,7 @@ import pytest
 from judged_runs import a_needle_run, retrieval
 from rich.console import Console
 
-from trtx.report.evaluation import evaluation_table, read_evaluation_view, render_evaluation
+from trtx.report.evaluation import read_evaluation_view, render_evaluation
 from trtx.report.retrieval import heat_map
 
 FOUND = (
@@ -46,7 +46,7 @@ def test_every_form_shows_each_field_and_its_interval(run: Path) -> None:
     assert "share retrieved, 0 to 10 samples each" in told and "met to within 8 tokens" in told
     console = Console(width=80, no_color=True)
     with console.capture() as captured:
-        console.print(evaluation_table(read_evaluation_view(run)))
+        console.print(read_evaluation_view(run).on_terminal)
     shown = captured.get()
     assert "1,024 0.00 (0.00–0.28)                –                –" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())

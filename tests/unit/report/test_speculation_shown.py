@@ -9,8 +9,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from rich.console import Console
-
+from tests.unit.report.shown_forms import rendered
 from trtx.bench import cell_directory, cell_name, trial_directory
 from trtx.bench.cells import CELL, measure_cell
 from trtx.bench.draft_counters import ACCEPTED, DRAFTED, STEPS, DraftCounts
@@ -18,7 +17,6 @@ from trtx.bench.readings import ServerReading, write_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.experiment.bench.resumption import read_recorded
 from trtx.experiment.directory import read_lock
-from trtx.report import console_table, read_run, render
 
 SECOND = 10**9
 EVERY_NS = SECOND // 5
@@ -52,15 +50,6 @@ def _measure(run: Path, speculates: Callable[[str], bool]) -> None:
         CELL.write(directory, cell.to_json())
 
 
-def _shown(run: Path) -> tuple[str, str, str]:
-    render(run)
-    console = Console(width=80, no_color=True)
-    with console.capture() as captured:
-        console.print(console_table(read_run(run)))
-    page = re.sub(r"<script.*?</script>", "", (run / "report.html").read_text(encoding="utf-8"), flags=re.DOTALL)
-    return captured.get(), (run / "summary.md").read_text(encoding="utf-8"), page
-
-
 def _row(text: str, name: str) -> list[str]:
     """The cells of the last line about a cell of the run."""
     line = [line for line in text.splitlines() if re.match(rf"\|? ?{name}\b", line)][-1]
@@ -69,7 +58,7 @@ def _row(text: str, name: str) -> list[str]:
 
 def test_every_form_has_the_acceptance_and_a_dash_where_a_topology_does_not_speculate(golden_run: Path) -> None:
     _measure(golden_run, lambda name: name.startswith("agg"))
-    terminal, markdown, page = _shown(golden_run)
+    terminal, markdown, page = rendered(golden_run)
     assert max(map(len, terminal.splitlines())) <= 80
     section = markdown[markdown.index("## Speculation") : markdown.index("## Validity")]
     for text in (terminal, section):
@@ -92,12 +81,12 @@ def test_what_a_server_reports_with_its_answers_stands_in_for_counters(golden_ru
         entry["metrics"] |= {name: {"value": value} for name, value in ((STEPS, 4), (DRAFTED, 12), (ACCEPTED, 6))}
     file.write_text("".join(f"{json.dumps(entry)}\n" for entry in lines))
     _measure(golden_run, lambda name: False)
-    _, markdown, _ = _shown(golden_run)
+    _, markdown, _ = rendered(golden_run)
     row = _row(markdown[markdown.index("## Speculation") : markdown.index("## Validity")], "agg-c1")
     assert row[2:] == ["–", "–", "2.50", "50.0", "–", "–"]
 
 
 def test_a_run_without_speculation_says_nothing_of_it(golden_run: Path) -> None:
     _measure(golden_run, lambda name: False)
-    for text in _shown(golden_run):
+    for text in rendered(golden_run):
         assert "Speculation" not in text and "acceptance" not in text

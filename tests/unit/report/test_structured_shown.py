@@ -13,7 +13,7 @@ from trtx.evals.statistics import share_interval
 from trtx.evals.structured import METRICS, OUTCOMES
 from trtx.experiment.directory import write_lock
 from trtx.experiment.evaluation_spec import evaluation_of, read_evaluation
-from trtx.report.evaluation import evaluation_table, read_evaluation_view, render_evaluation
+from trtx.report.evaluation import read_evaluation_view, render_evaluation
 
 REASON = 'HTTP 400: it has "if", which guided decoding does not support'
 
@@ -42,7 +42,7 @@ def a_run(directory: Path, *tasks: ScoredTask, differences: tuple[ArmDifference,
 def on_terminal(run: Path) -> str:
     console = Console(width=80, no_color=True)
     with console.capture() as captured:
-        console.print(evaluation_table(read_evaluation_view(run)))
+        console.print(read_evaluation_view(run).on_terminal)
     return captured.get()
 
 

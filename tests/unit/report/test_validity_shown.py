@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.unit.report.noted_digests import note_digests, note_end
+from tests.unit.report.shown_forms import console_text
 from trtx.bench.judge.checks import ValidityLevel
-from trtx.report import console_table, read_run, render
+from trtx.report import render
 from trtx.report.charts import charts
 from trtx.report.validity import not_checked
 
@@ -50,12 +49,6 @@ def change(run: Path, name: str, **fields: object) -> None:
     path = run / "cells" / name / "cell.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     note_end(run)
-
-
-def console_text(run: Path, width: int = 80) -> str:
-    console = Console(width=width, file=io.StringIO())
-    console.print(console_table(read_run(run)))
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def cases(run: Path) -> dict[str, ElementTree.Element]:

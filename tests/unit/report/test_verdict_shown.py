@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -10,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from judged_runs import a_run, change_cells, judged
-from rich.console import Console
 
+from tests.unit.report.shown_forms import console_text
 from trtx.bench import Cell
 from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.judgement import CheckResult, Verdict
 from trtx.bench.judge.validity import Reason
-from trtx.report import console_table, read_run, render
+from trtx.report import render
 from trtx.runs.forms import VERDICT, RunVerdict
 
 pytestmark = pytest.mark.slow
@@ -30,12 +29,6 @@ def run(tmp_path: Path) -> Path:
     run = a_run(tmp_path / "run", slower=1.3)
     judged(run, baseline=str(a_run(tmp_path / "base")), max_regression="5%", slo=SLO)
     return run
-
-
-def console_text(run: Path) -> str:
-    console = Console(width=80, file=io.StringIO())
-    console.print(console_table(read_run(run)))
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def change(run: Path, **fields: object) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+
+from dynamo.llm import RadixTree, compute_block_hash_for_seq
 
 from trtx.worker.kv_events import KvEventPublication
 from trtx.worker.polling import load_snapshot
@@ -99,7 +102,58 @@ def test_a_gap_in_the_event_ids_makes_the_router_forget_and_learn_anew() -> None
         event(6, "stored", parent_hash=None, blocks=[block(7, 1, 2)]),
     )
     assert publication.lost_events == 2
-    assert calls[1:] == [("removed", [7, 8]), ("stored", ([1, 2], [7], None, None))]
+    assert calls[1:] == [("removed", [8, 7]), ("stored", ([1, 2], [7], None, None))]
+
+
+class Index:
+    """Dynamo's own index of a router, behind the publisher's calls. It raises for a block that it does not know."""
+
+    def __init__(self) -> None:
+        self._tree = RadixTree()
+        self._events = 0
+
+    def _apply(self, data: dict[str, Any]) -> None:
+        event = {"event_id": self._events, "data": data, "dp_rank": 0}
+        self._events += 1
+        self._tree.apply_event(0, json.dumps(event).encode())
+
+    def publish_stored(self, token_ids: list[int], num_block_tokens: list[int], hashes: list[int], **more: Any) -> None:
+        keys = compute_block_hash_for_seq(token_ids, num_block_tokens[0])
+        blocks = [{"block_hash": one, "tokens_hash": key} for one, key in zip(hashes, keys, strict=True)]
+        self._apply({"stored": {"parent_hash": more["parent_hash"], "blocks": blocks}})
+
+    def publish_removed(self, hashes: list[int]) -> None:
+        self._apply({"removed": {"block_hashes": hashes}})
+
+    def cached(self, *token_ids: int) -> int:
+        """The number of blocks of a prompt that the router expects in this worker's cache."""
+        scores = self._tree.find_matches(compute_block_hash_for_seq(list(token_ids), 2)).scores
+        return max(scores.values(), default=0)
+
+
+def test_blocks_below_one_that_left_and_returned_are_known_to_the_router_again() -> None:
+    """As with a host tier: blocks 8 to 10 stay in host memory while 7, which begins their prompts, is gone."""
+    index = Index()
+    publication = KvEventPublication(index, block_size=2)
+    publication.publish(
+        [
+            event(0, "created", num_blocks_per_cache_level=[8, 8]),
+            event(1, "stored", parent_hash=None, blocks=[block(7, 1, 2), block(8, 3, 4), block(9, 5, 6)]),
+            event(2, "stored", parent_hash=7, blocks=[block(10, 7, 8)]),
+        ]
+    )
+    assert (index.cached(1, 2, 3, 4, 5, 6), index.cached(1, 2, 7, 8)) == (3, 2)
+    publication.publish([event(3, "removed", block_hashes=[7])])
+    assert index.cached(1, 2, 3, 4) == 0
+    publication.publish(
+        [event(4, "removed", block_hashes=[9]), event(5, "stored", parent_hash=8, blocks=[block(9, 5, 6)])]
+    )
+    publication.publish([event(6, "stored", parent_hash=None, blocks=[block(7, 1, 2)])])
+    assert (index.cached(1, 2, 3, 4, 5, 6), index.cached(1, 2, 7, 8)) == (3, 2)
+    publication.publish([event(7, "removed", block_hashes=[7, 8, 9, 10])])
+    assert index.cached(1, 2) == 0
+    publication.publish([event(8, "stored", parent_hash=None, blocks=[block(7, 1, 2)])])
+    assert index.cached(1, 2, 3, 4) == 1
 
 
 def test_hashes_in_hex_are_as_good_as_numbers() -> None:

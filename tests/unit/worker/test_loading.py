@@ -50,6 +50,17 @@ def test_a_worker_knows_of_its_engine_what_it_registers(tmp_path: Path) -> None:
         assert found.shutdown_seconds == 3
 
 
+@pytest.mark.parametrize("flag", ["--drain-seconds", "--shutdown-seconds", "--stall-seconds"])
+def test_seconds_are_a_number_that_can_be_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    for given in ("nan", "inf", "-inf", "-1", "1e300", "abc"):
+        with pytest.raises(SystemExit) as refused:
+            options(tmp_path, f"{flag}={given}")
+        assert refused.value.code == 2
+        assert f"argument {flag}: it is {given}, expected seconds from 0 to 86400\n" in capsys.readouterr().err
+
+
 def test_a_worker_publishes_what_its_engine_resolved_and_the_gpus_that_it_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

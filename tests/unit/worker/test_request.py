@@ -74,6 +74,7 @@ def test_a_negative_seed_becomes_an_unsigned_one_of_its_own() -> None:
     [
         ({"n": 2}, "n is 2, expected 1"),
         ({"best_of": 3}, "best_of is 3, expected 1"),
+        ({"best_of": 0}, "best_of is 0, expected 1: .*; send several requests with logprobs, and compare them$"),
         ({"temperature": -0.5}, "temperature is -0.5, expected a number from 0 to 100"),
         ({"top_p": 1.5}, "top_p is 1.5, expected a number from 0 to 1"),
         ({"top_k": -2}, "top_k is -2, expected an integer at least -1"),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from loopback import Handler, serving
 
 from trtx.worker.requests import span_export
 from trtx.worker.requests.span_export import MOST_WAITING, SpanExport
@@ -51,20 +49,13 @@ def test_an_unmeasured_stage_has_no_span() -> None:
 def collected() -> Iterator[tuple[str, list[Any]]]:
     bodies: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Traces(Handler):
         def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            bodies.append(self.asked())
+            self.answer(200)
 
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1/traces", bodies
-    server.shutdown()
-    server.server_close()
+    with serving(Traces) as url:
+        yield f"{url}/v1/traces", bodies
 
 
 def test_a_worker_that_stops_sends_what_waits(collected: tuple[str, list[Any]]) -> None:

@@ -1,4 +1,8 @@
-"""Judges facts. The functions are pure: the same facts give the same check results on any machine."""
+"""Judges facts. The functions are pure: the same facts give the same check results on any machine.
+
+Each file has the rows about one kind of facts, with the least versions and sizes that they need: the driver's are in
+``gpus.py``. ``requirements.py`` has no row; it finds requirements of Python packages that ``software.py`` reports.
+"""
 
 from __future__ import annotations
 

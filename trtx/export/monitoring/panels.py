@@ -45,8 +45,8 @@ def _mean(total: str, count: str, by: str, where: str = _WHERE) -> str:
     return f"sum by ({by}) (rate({total}{{{where}}}{_RATE})) / sum by ({by}) (rate({count}{{{where}}}{_RATE}))"
 
 
-def _histogram_mean(family: str, by: str, where: str = _WHERE) -> str:
-    return _mean(f"{family}_sum", f"{family}_count", by, where)
+def _histogram_mean(family: str, by: str) -> str:
+    return _mean(f"{family}_sum", f"{family}_count", by, _WHERE)
 
 
 def _rate(counter: str, by: str, where: str = _WHERE) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trtx.torch_engine.core.media import media_problem
 from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
+from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import Logprob
 from trtx.torch_engine.step import ModelRunner
 
@@ -42,14 +43,14 @@ class Admission:
         problem = media_problem(sequence.media, sequence.routing_token_ids, length, needs_grids=needs_grids)
         if problem is not None:
             return problem
-        if needs_grids and (problem := sequence.leave_room(self._max_seq_len)) is not None:
+        if needs_grids and (problem := _leave_room(sequence, self._max_seq_len)) is not None:
             return problem
         vocab_size = self._runner.vocab_size
         for name, tokens in (("the prompt has", prompt), ("first_gen_tokens have", sequence.first_gen_tokens)):
             if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
                 outside = next(token for token in tokens if not 0 <= token < vocab_size)
                 return f"{name} token id {outside}; expected 0 to {vocab_size - 1}, as the model has it"
-        if (problem := sequence.ban_problem(vocab_size)) is not None:
+        if (problem := _ban_problem(sequence, vocab_size)) is not None:
             return problem
         if sequence.sampling.grammar is not None and self._runner.masks is None:
             return (
@@ -89,3 +90,33 @@ class Admission:
 def _fit(logprobs: list[dict[int, Logprob]], tokens: list[int]) -> bool:
     """True if there is one logprobs entry for each token, and each entry contains its token."""
     return len(logprobs) == len(tokens) and all(t in entry for t, entry in zip(tokens, logprobs, strict=True))
+
+
+def _leave_room(sequence: Sequence, max_seq_len: int) -> str | None:
+    """Lowers ``max_tokens`` for media with more positions than tokens, so that all positions fit ``max_seq_len``.
+
+    Returns an error text if no room for an output token is left, else None.
+    """
+    length, more = len(sequence.prompt_token_ids), stretch(sequence.media)
+    room = max_seq_len - length - more
+    if room < 1:
+        return (
+            f"the prompt has {length} tokens, and a video in it plays {more} positions longer; "
+            f"expected fewer than {max_seq_len} together, the longest sequence here; send a shorter video"
+        )
+    sequence.max_tokens = min(sequence.max_tokens, room)
+    sequence.most_tokens = length + sequence.max_tokens
+    return None
+
+
+def _ban_problem(sequence: Sequence, vocab_size: int) -> str | None:
+    """Returns why no token could be sampled first, or None.
+
+    Only banned ids can cause that: all of the vocabulary is banned.
+    """
+    if len(sequence.banned_ids) < vocab_size:
+        return None
+    return (
+        f"min_tokens is {sequence.min_tokens}, and end_id and stop_token_ids hold all {vocab_size} tokens of the "
+        "model, so that none could be first; expected at least one token that ends nothing"
+    )

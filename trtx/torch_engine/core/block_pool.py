@@ -13,45 +13,15 @@ last use. A tier below may keep the contents of evicted blocks: see :mod:`trtx.t
 from __future__ import annotations
 
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from trtx.torch_engine.core.eviction_order import EvictionOrder
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.lower_tier import LowerTier
 from trtx.torch_engine.core.retention import BlockPriorities
 from trtx.torch_engine.messages import Retained
-
-NAME_BYTES = 32
-"""A prefix hit compares names, never tokens, and clients choose their tokens.
-
-So it must be infeasible to find two contents or two salts with the same name. 256 bits cost as much as 64: both fit in
-the hash's 128-byte blocks.
-"""
-_ROOT = bytes(NAME_BYTES)
-_WITH_MEDIA = b"media"
-
-
-def root_name(cache_salt: str | None) -> bytes:
-    """The parent name of a sequence's first block. Sequences with different salts share no block."""
-    return _ROOT if cache_salt is None else blake2b(cache_salt.encode(), digest_size=NAME_BYTES).digest()
-
-
-def block_name(parent: bytes, tokens: Sequence[int], media: bytes = b"") -> bytes:
-    """Name of a full block: a hash of its tokens (32-bit ids) and of the preceding block's name, hence of all before.
-
-    ``media``: identity of the media rows inside the block (:func:`trtx.torch_engine.core.media.media_identity`). Equal
-    contents give equal names in every process and on every machine of the same byte order, so separate engines agree.
-    """
-    contents = parent + array("i", tokens).tobytes()
-    if not media:
-        return blake2b(contents, digest_size=NAME_BYTES).digest()
-    return blake2b(
-        contents + media, digest_size=NAME_BYTES, person=_WITH_MEDIA
-    ).digest()  # differs from the name of any text-only block
 
 
 @dataclass(slots=True)
@@ -278,12 +248,13 @@ class BlockPool:
         names: Sequence[bytes],
         parent: bytes | None,
         block_tokens: Sequence[Sequence[int] | None],
+        cache_salt: str | None = None,
     ) -> None:
         """Gives names to consecutive full blocks of a sequence, so that ``match`` finds them.
 
         A block gets no name if another block has the same contents already. ``parent``: the name of the block before
         the first one, None at the start of a prompt. ``block_tokens``: the tokens of each block for KV events; None
-        leaves the block and all its descendants out of the events.
+        leaves the block and all its descendants out of the events. ``cache_salt``: the sequence's, for the events too.
         """
         if not self.enable_reuse:
             return
@@ -291,23 +262,23 @@ class BlockPool:
         run_parent = parent
         for block_id, name, tokens in zip(block_ids, names, block_tokens, strict=True):
             if name in self._block_of:
-                self._announce(run_parent, run)
+                self._announce(run_parent, run, cache_salt)
                 run, run_parent = [], name
                 continue
             self._block_of[name] = block_id
             self._names[block_id] = name
             if tokens is None or (not run and run_parent in self._unreported):
-                self._announce(run_parent, run)
+                self._announce(run_parent, run, cache_salt)
                 run, run_parent = [], name
                 if self._events is None or not self._events.returned([name]):  # else reported before it went below
                     self._unreported.add(name)
                 continue
             run.append((name, tokens))
-        self._announce(run_parent, run)
+        self._announce(run_parent, run, cache_salt)
 
-    def _announce(self, parent: bytes | None, run: list[tuple[bytes, Sequence[int]]]) -> None:
+    def _announce(self, parent: bytes | None, run: list[tuple[bytes, Sequence[int]]], cache_salt: str | None) -> None:
         if run and self._events is not None:
-            self._events.stored(parent, run)
+            self._events.stored(parent, run, cache_salt)
 
     def _announce_removal(self, names: list[bytes]) -> None:
         if self._unreported:

@@ -26,12 +26,11 @@ from trtx.torch_engine.core.scheduled_step import Step
 from trtx.torch_engine.core.scheduler import Scheduler
 from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence
-from trtx.torch_engine.core.speculation.drafted import Drafted
 from trtx.torch_engine.core.speculation.speculation import Speculation
 from trtx.torch_engine.core.stats import iteration_stats, since_the_step
 from trtx.torch_engine.handoff import KvTransport
 from trtx.torch_engine.messages import HandoffStats, StepReport, Submit, Update
-from trtx.torch_engine.step import LaunchedStep, ModelRunner, Sampled
+from trtx.torch_engine.step import LaunchedStep, ModelRunner
 
 MEMORY_REPORT_S = 2.0
 """Interval of memory measurements while the engine works: one costs more than a step's bookkeeping."""
@@ -210,7 +209,9 @@ class EngineCore:
             try:
                 if not problem and sampled.error is None:
                     if sequence.drafted is not None:
-                        update, end = self._verify(sequence, sequence.drafted, sampled)
+                        assert self._speculation is not None
+                        update = self._speculation.commit(sequence, sequence.drafted, sampled)
+                        end = sequence.num_written
                     else:
                         update = sequence.advance(sampled, end)
                     if end // size > sequence.num_registered:
@@ -256,13 +257,6 @@ class EngineCore:
                 speculation=self._speculation.take_counts() if self._speculation is not None else None,
                 experts=self.runner.expert_balance,
             )
-
-    def _verify(self, sequence: Sequence, drafted: Drafted, sampled: Sampled) -> tuple[Update, int]:
-        """Applies a step with a draft. Returns the update, and the number of positions that are written."""
-        assert self._speculation is not None
-        update, num_accepted = sequence.advance_drafted(sampled)
-        self._speculation.verified(sequence, drafted, num_accepted)
-        return update, sequence.num_written
 
     def _report(self, *, has_computed: bool) -> StepReport | None:
         updates = self._open.take_updates()

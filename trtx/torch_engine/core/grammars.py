@@ -79,7 +79,6 @@ class Grammars:
         *,
         vocab_size: int,
         on_compiled: Callable[[], None] = lambda: None,
-        cache_bytes: int = CACHE_BYTES,
         mask_threads: int | None = None,
     ) -> None:
         """``on_compiled``: called in a compiler thread after each compilation, to wake the step loop.
@@ -92,7 +91,6 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(tokenizer.eos_tokens)
         self._on_compiled = on_compiled
-        self._cache_bytes = cache_bytes
         self._cached: OrderedDict[tuple[str, str], _Cached] = OrderedDict()
         self._used_bytes = 0
         self._num_compiled = self._num_reused = 0
@@ -120,7 +118,7 @@ class Grammars:
         self._used_bytes -= known.estimated_bytes
         known.estimated_bytes = len(known.copies) * estimated_bytes(grammar.text, known.num_sequences)
         self._used_bytes += known.estimated_bytes
-        while self._used_bytes > self._cache_bytes and len(self._cached) > 1:
+        while self._used_bytes > CACHE_BYTES and len(self._cached) > 1:
             _, oldest = self._cached.popitem(last=False)
             self._used_bytes -= oldest.estimated_bytes
         return known.copies[known.num_sequences % len(known.copies)]

@@ -143,6 +143,7 @@ class LayerGroups:
                         None if group or begin > first else sequence.event_tokens(index * size, (index + 1) * size)
                         for index in range(begin, full)
                     ],
+                    sequence.cache_salt,
                 )
             sequence.num_registered = full
             if sequence.retention is not None:

@@ -34,10 +34,13 @@ class KvEventLog:
         self._below: set[bytes] = set()  # reported contents that only the host tier holds
         self._add({"type": "created", "num_blocks_per_cache_level": [num_blocks, num_host_blocks]})
 
-    def stored(self, parent: bytes | None, blocks: Iterable[tuple[bytes, Sequence[int]]]) -> None:
+    def stored(
+        self, parent: bytes | None, blocks: Iterable[tuple[bytes, Sequence[int]]], cache_salt: str | None = None
+    ) -> None:
         """Records stored blocks.
 
         ``blocks``: (name, tokens) of consecutive blocks. The first one's parent is ``parent``; None means the root.
+        ``cache_salt``: of their sequence. Without it a router would take the blocks for those of unsalted prompts.
         """
         if self._below:
             blocks = list(blocks)
@@ -56,6 +59,7 @@ class KvEventLog:
                     }
                     for name, tokens in blocks
                 ],
+                **({} if cache_salt is None else {"cache_salt": cache_salt}),
             }
         )
 

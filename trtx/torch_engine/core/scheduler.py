@@ -24,6 +24,7 @@ from trtx.torch_engine.core.prefill_budget import PromptPace
 from trtx.torch_engine.core.scheduled_step import Step
 from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence, State
+from trtx.torch_engine.core.sequence_checks import check_holding, check_media, check_waiting
 from trtx.torch_engine.core.short_prompts import LOOKED_AT, left_to_short, most_of_short
 from trtx.torch_engine.core.speculation.speculation import Speculation
 
@@ -379,30 +380,8 @@ class Scheduler:
         if sorted(slots + self._free_slots) != list(range(self.max_batch_size)):
             raise AssertionError(f"slots: held {sorted(slots)} + free {sorted(self._free_slots)}; expected each once")
         for sequence in self.waiting:
-            if sequence.block_ids or sequence.slot >= 0:
-                raise AssertionError(f"waiting sequence {sequence.sequence_id} holds {sequence.block_ids}")
+            check_waiting(sequence)
         for sequence in self.running:
-            if sequence.num_computed >= sequence.chunked_until:
-                unmet: object = "embeddings that no step needs more" if sequence.embeddings else None
-            else:
-                unmet = self.media.shortage(sequence.media, sequence.embeddings, sequence.num_computed)
-            if unmet is not None:
-                raise AssertionError(f"sequence {sequence.sequence_id} runs, and has {unmet}")
+            check_media(sequence, self.media)
         for sequence in holding:
-            lengths, room = [len(blocks) * self.pool.tokens_per_block for blocks in sequence.block_ids], sequence.room
-            if lengths != [room] * self.groups.count:
-                raise AssertionError(f"sequence {sequence.sequence_id} has room for {room}, and blocks for {lengths}")
-            for group, left in enumerate(sequence.num_left):
-                if left > self.groups.first(group, sequence.num_written):
-                    raise AssertionError(f"sequence {sequence.sequence_id} gave back {left} blocks that it still sees")
-            if not sequence.num_written <= sequence.num_computed <= room:
-                raise AssertionError(
-                    f"sequence {sequence.sequence_id}: {sequence.num_written} tokens written, {sequence.num_computed} "
-                    f"computed or under way, room for {room}"
-                )
-            is_leaving = sequence in self.leaving
-            if not sequence.num_steps and (is_leaving or sequence.num_written != sequence.num_computed):
-                raise AssertionError(
-                    f"sequence {sequence.sequence_id} is in no step under way, {sequence.num_written} of its "
-                    f"{sequence.num_computed} tokens are written, and it is {'leaving' if is_leaving else 'there'}"
-                )
+            check_holding(sequence, self.groups, self.pool.tokens_per_block, is_leaving=sequence in self.leaving)

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trtx.torch_engine.core.block_pool import block_name, root_name
+from trtx.torch_engine.core.block_names import block_name, root_name
 from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher
 from trtx.torch_engine.core.media import media_identity, rows_between
 from trtx.torch_engine.core.sequence_stages import SequenceStages
 from trtx.torch_engine.core.speculation.drafted import Drafted
-from trtx.torch_engine.media_positions import stretch
 from trtx.torch_engine.messages import Handoff, KvRetention, KvTransfer, Logprob, MediaSpan, Submit, Update
 from trtx.torch_engine.sampling_plan import SamplingPlan
 from trtx.torch_engine.step import FROM_SLOT, Sampled, ScheduledSequence, StepEmbedding
@@ -132,34 +131,6 @@ class Sequence:
             min_tokens=sampling.min_tokens,
             follows=submit.follows,
             retention=submit.retention,
-        )
-
-    def leave_room(self, max_seq_len: int) -> str | None:
-        """Lowers ``max_tokens`` for media with more positions than tokens, so that all positions fit ``max_seq_len``.
-
-        Returns an error text if no room for an output token is left, else None.
-        """
-        more = stretch(self.media)
-        room = max_seq_len - len(self.prompt_token_ids) - more
-        if room < 1:
-            return (
-                f"the prompt has {len(self.prompt_token_ids)} tokens, and a video in it plays {more} positions longer; "
-                f"expected fewer than {max_seq_len} together, the longest sequence here; send a shorter video"
-            )
-        self.max_tokens = min(self.max_tokens, room)
-        self.most_tokens = len(self.prompt_token_ids) + self.max_tokens
-        return None
-
-    def ban_problem(self, vocab_size: int) -> str | None:
-        """Returns why no token could be sampled first, or None.
-
-        Only banned ids can cause that: all of the vocabulary is banned.
-        """
-        if len(self.banned_ids) < vocab_size:
-            return None
-        return (
-            f"min_tokens is {self.min_tokens}, and end_id and stop_token_ids hold all {vocab_size} tokens of the "
-            "model, so that none could be first; expected at least one token that ends nothing"
         )
 
     @property
@@ -284,8 +255,8 @@ class Sequence:
     def launch(self, count: int, drafted: Drafted | None = None) -> ScheduledSequence:
         """Marks the next ``count`` tokens as in flight, and the drafted tokens after them.
 
-        ``num_computed`` includes the drafted tokens until :meth:`advance_drafted` knows which are accepted. Returns the
-        runner's view, which the next launch changes in place.
+        ``num_computed`` includes the drafted tokens until :func:`.speculation.accepting.accept_drafted` knows which are
+        accepted. Returns the runner's view, which the next launch changes in place.
         """
         held = self.held
         assert held is not None
@@ -332,41 +303,6 @@ class Sequence:
             update.prompt_logprobs = self.prompt_logprobs or None
         return update
 
-    def advance_drafted(self, sampled: Sampled) -> tuple[Update, int]:
-        """Applies a step with drafted tokens. Returns the update, and the number of accepted drafted tokens.
-
-        A drafted token is accepted if it was sampled before it. After a token that ends the sequence, and where the
-        next token has an error or can't follow the grammar, none is accepted: the next step meets the same there.
-        """
-        drafted, self.drafted = self.drafted, None
-        assert drafted is not None
-        start = self.num_written
-        update = self.advance(sampled, start + 1)
-        assert update is not None
-        row, accepted = sampled, 0
-        for place, (token_id, following) in enumerate(zip(drafted.tokens, sampled.after_drafts, strict=True)):
-            if update.finish_reason is not None or row.token_id != token_id or following.token_id is None:
-                break
-            if self.matcher is not None:
-                matcher = drafted.matchers[place]
-                if matcher.problem:
-                    break
-                self.matcher = matcher
-            row, accepted = following, place + 1
-            if self.matcher is not None and self.matcher.is_complete:
-                update.finish_reason = "stop"
-                break
-            assert following.token_id is not None
-            more = self.accept(following.token_id, following.logprobs)
-            update.token_ids += more.token_ids
-            if update.logprobs is not None:
-                update.logprobs += more.logprobs or []
-            update.finish_reason, update.stop_reason = more.finish_reason, more.stop_reason
-        self.dropped = [one.token_id for one in sampled.after_drafts[accepted:] if one.token_id is not None]
-        self.num_written = self.num_computed = start + 1 + accepted
-        self.num_tokens = self.num_known
-        return update, accepted
-
     def accept_first_gen_tokens(self) -> Update:
         """Appends the tokens that the prefill side sampled.
 
@@ -378,10 +314,7 @@ class Sequence:
         for index, token_id in enumerate(self.first_gen_tokens):
             self.num_tokens += 1
             update = self.accept(token_id, logprobs[index] if logprobs else None)
-            whole.token_ids += update.token_ids
-            if whole.logprobs is not None:
-                whole.logprobs += update.logprobs or []
-            whole.finish_reason, whole.stop_reason = update.finish_reason, update.stop_reason
+            whole.extend(update)
             if update.finish_reason is not None:
                 break
         else:

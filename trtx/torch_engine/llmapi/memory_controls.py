@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtx.errors import TrtxError
+from trtx.torch_engine.llmapi.request_errors import RequestError
 from trtx.torch_engine.messages import MEMORY_TAGS, MemoryTag, ReleaseMemory, ResumeMemory, UpdateWeights
 
 if TYPE_CHECKING:
@@ -40,14 +42,26 @@ class MemoryControls:
     def update_weights(self, model: str | Path, *, timeout_s: float = DRAIN_SECONDS) -> None:
         """Replaces the weights by those of another checkpoint of the same config, and empties the KV cache.
 
+        ``model``: a directory, or a name that ``LLM`` accepts.
         Requests that arrive meanwhile wait. Released weights stay released, and come back with the new values.
         """
-        self._client.change_memory(UpdateWeights(str(model), timeout_s)).result()
+        self._client.change_memory(UpdateWeights(_directory(model), timeout_s)).result()
 
     def get_memory_status(self) -> dict[str, Any]:
         """``state``, "running" or "parked", and ``parked_tags``."""
         parked = list(self._client.parked)
         return {"state": "parked" if parked else "running", "parked_tags": parked}
+
+
+def _directory(model: str | Path) -> str:
+    if Path(model).is_dir():
+        return str(model)
+    from trtx.checkpoint import resolve_checkpoint
+
+    try:
+        return str(resolve_checkpoint(str(model)).path)
+    except TrtxError as error:
+        raise RequestError(str(error)) from error
 
 
 def _checked(tags: Sequence[str] | None) -> list[MemoryTag]:

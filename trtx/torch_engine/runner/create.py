@@ -133,8 +133,9 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     if args.draft is not None and args.draft.kind == EAGLE3:
         parts = EagleParts.of(args.draft, config, weights.embedding, cache, pool.shape[0], multiplier, dtype)
     is_fused = device.type == "cuda" and not args.deterministic
+    local = rotary_table(config.gemma3.local_rope, config.head_dim, positions, device) if config.gemma3 else None
     kernels = _kernels(
-        config, cache, rotary, Attention.FIXED if args.deterministic else Attention.BY_LENGTH,
+        config, cache, rotary, local, Attention.FIXED if args.deterministic else Attention.BY_LENGTH,
         overlapped_tokens=MOST_ROWS if is_fused and overlaps else 0,
     )  # fmt: skip
     few_tokens = _layer_products(weights, kernels, config.norm_eps, group, overlaps=overlaps) if is_fused else None
@@ -148,6 +149,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         few_tokens=few_tokens,
         features=parts.features if parts is not None else None,
         load=load,
+        embedding_scale=config.gemma3.embedding_scale if config.gemma3 else None,
     )
     masks = None
     if args.guided:
@@ -174,7 +176,9 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         memory=RunnerMemory(movable, region), load=load,
     )  # fmt: skip
     if parts is not None:
-        head = _kernels(parts.config, parts.cache, parts.rotary(positions), Attention.BY_LENGTH, overlapped_tokens=0)
+        head = _kernels(
+            parts.config, parts.cache, parts.rotary(positions), None, Attention.BY_LENGTH, overlapped_tokens=0
+        )
         runner.draft_model = parts.head(head, runner.block_table, sizes)
     return runner
 
@@ -254,14 +258,21 @@ def _invariant_multiplier(device: torch.device) -> InvariantMultiplier:
 
 
 def _kernels(
-    config: ModelConfig, cache: KvCache, rotary: torch.Tensor, attention: Attention, *, overlapped_tokens: int
+    config: ModelConfig,
+    cache: KvCache,
+    rotary: torch.Tensor,
+    local: torch.Tensor | None,
+    attention: Attention,
+    *,
+    overlapped_tokens: int,
 ) -> Kernels:
     """Returns Triton kernels on CUDA, torch kernels on a CPU. Imports Triton only on CUDA, because torch for CPUs lacks
     it.
     """
     if cache.pool.device.type == "cpu":
-        return (InvariantTorchKernels if attention is Attention.FIXED else TorchKernels)(config, cache, rotary)
+        kind = InvariantTorchKernels if attention is Attention.FIXED else TorchKernels
+        return kind(config, cache, rotary, local_rotary=local)
     from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
     processors = torch.cuda.get_device_properties(cache.pool.device).multi_processor_count
-    return TritonKernels(config, cache, rotary, processors, attention, overlapped_tokens)
+    return TritonKernels(config, cache, rotary, processors, attention, overlapped_tokens, local)

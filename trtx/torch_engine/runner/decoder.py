@@ -33,12 +33,14 @@ class Decoder:
         few_tokens: LayerProducts | None = None,
         features: FeatureStore | None = None,
         load: ExpertLoad | None = None,
+        embedding_scale: float | None = None,
     ) -> None:
         """``multiplier``: GEMM backend of the LM head.
 
         ``few_tokens``: computes the layers of small forwards. ``deepstack_levels``: number of extra vectors in a media
         row; each of the first layers adds one to its residual stream. ``features``: takes the outputs of some layers.
-        ``load``: counts the tokens of experts.
+        ``load``: counts the tokens of experts. ``embedding_scale``: the embeddings are multiplied by it, rounded to
+        their dtype.
         """
         self._weights = weights
         self._kernels = kernels
@@ -48,6 +50,9 @@ class Decoder:
         self._few_tokens = few_tokens
         self._features = features
         self._load = load
+        self._embedding_scale = None
+        if embedding_scale is not None:
+            self._embedding_scale = weights.embedding.new_tensor(embedding_scale)
 
     def hidden(self, inputs: PassInputs) -> Tensor:
         """Writes the KV of every token and returns hidden states ``[rows, hidden]`` after the final norm.
@@ -58,6 +63,8 @@ class Decoder:
         kernels, weights = self._kernels, self._weights
         inputs = kernels.planned(inputs, self.dtype)
         residual = F.embedding(inputs.token_ids, weights.embedding)
+        if self._embedding_scale is not None:
+            residual *= self._embedding_scale
         if self.mrope is not None and inputs.rotary is None:
             inputs = replace(inputs, rotary=self.mrope.of_decodes(inputs.positions, inputs.slots))
         for begin, rows in inputs.media:
@@ -80,10 +87,13 @@ class Decoder:
                 attended, residual = _rows(attended, before_last), _rows(residual, before_last)
                 if self._load is not None:
                     self._load.select(before_last)
-            normed, residual = kernels.add_rms_norm(
-                layer.output(attended), residual, layer.mlp_norm, layer.mlp.input_scale
-            )
+            output = layer.output(attended)
+            if layer.output_norm is not None:
+                output = kernels.rms_norm(output, layer.output_norm)
+            normed, residual = kernels.add_rms_norm(output, residual, layer.mlp_norm, layer.mlp.input_scale)
             mlp = layer.mlp(normed, kernels)
+            if layer.mlp_output_norm is not None:
+                mlp = kernels.rms_norm(mlp, layer.mlp_output_norm)
             if index < self._deepstack_levels:
                 for begin, rows in inputs.media:
                     mlp[begin : begin + rows.shape[0]] += rows[:, (index + 1) * hidden : (index + 2) * hidden]

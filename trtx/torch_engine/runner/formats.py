@@ -2,8 +2,9 @@
 
 ``trtx.checkpoint.formats`` has a row for each format, with its storage layout and all other facts. The code here is
 plain torch and runs on any device. Layouts and roundings follow ModelOpt 0.47's ``export/quant_utils.py``,
-``quantization/qtensor/nvfp4_tensor.py`` and ``quantization/tensor_quant.py``;
-``tests/unit/torch_engine/runner/test_formats.py`` compares them with ModelOpt's results.
+``quantization/qtensor/nvfp4_tensor.py`` and ``quantization/tensor_quant.py``, and compressed-tensors 0.20's
+``quantization/lifecycle/forward.py``, which has the block scales of DeepSeek's checkpoints too.
+``tests/unit/torch_engine/runner/test_formats.py`` compares them with the results of both.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from trtx.checkpoint.formats import AWQ_GROUP, NVFP4_BLOCK
+from trtx.checkpoint.formats import AWQ_GROUP, FP8_BLOCK, NVFP4_BLOCK
 from trtx.checkpoint.quantization import Quantization
-from trtx.torch_engine.runner.fp8 import to_fp8
+from trtx.torch_engine.runner.fp8 import FP8_MAX, to_fp8
 
 _E2M1_MAX = 6.0
 _INT8_MIN, _INT8_MAX = -128.0, 127.0
+_SCALE = "weight_scale"
 
 Part = Mapping[str, Tensor]
 """The stored tensors of one linear module by suffix: ``weight``, ``weight_scale``, …"""
@@ -36,6 +39,24 @@ class RoundFp8:
 
     def __call__(self, x: Tensor) -> Tensor:
         return (to_fp8(x, self.scale).float() * self.scale).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFp8Rows:
+    """Rounds each row to float8_e4m3fn with a scale of its own, which maps the row's largest magnitude to 448.
+
+    ``group``: the number of columns that share a scale; None: all columns. The last group may have fewer.
+    """
+
+    group: int | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.group is None:
+            return _round_fp8_rows(x)
+        columns = x.shape[-1]
+        filled = F.pad(x, (0, -columns % self.group)) if columns % self.group else x
+        rounded = _round_fp8_rows(filled.reshape(*x.shape[:-1], -1, self.group)).flatten(-2)
+        return rounded[..., :columns].contiguous() if filled is not x else rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +105,40 @@ class Fp8(QuantizedFormat):
 
     def prepare(self, parts: Sequence[Part]) -> Prepare:
         return RoundFp8(shared_input_scale(parts))
+
+
+class Fp8PerChannel(QuantizedFormat):
+    """Weights in float8_e4m3fn with one scale for each row; activations too, with one dynamic scale for each token."""
+
+    def dequantize(self, part: Part) -> Tensor:
+        return part["weight"].float() * part["weight_scale"][:, None]
+
+    def prepare(self, parts: Sequence[Part]) -> Prepare:
+        return RoundFp8Rows()
+
+
+class Fp8Blocks(QuantizedFormat):
+    """Weights in float8_e4m3fn with one scale for each block of 128 rows and 128 columns.
+
+    Activations too, with one dynamic scale for each 128 columns of a token. The scale that multiplies is called
+    ``weight_scale_inv`` by DeepSeek and Qwen, and ``weight_scale`` by compressed-tensors.
+    """
+
+    def dequantize(self, part: Part) -> Tensor:
+        return _dequantize_blocks(part["weight"], part["weight_scale_inv" if "weight_scale_inv" in part else _SCALE])
+
+    def prepare(self, parts: Sequence[Part]) -> Prepare:
+        return RoundFp8Rows(FP8_BLOCK)
+
+
+class Fp8WeightBlocks(QuantizedFormat):
+    """Weights as in :class:`Fp8Blocks`, whose scale is ``[blocks of rows, 1, blocks of columns, 1]``."""
+
+    def dequantize(self, part: Part) -> Tensor:
+        return _dequantize_blocks(part["weight"], part[_SCALE][:, 0, :, 0])
+
+    def prepare(self, parts: Sequence[Part]) -> None:
+        return None
 
 
 class Int4Awq(QuantizedFormat):
@@ -158,6 +213,9 @@ FORMATS: Mapping[str, type[QuantizedFormat]] = {
     "W4A16_AWQ": Int4Awq,
     "NVFP4": Nvfp4,
     "W8A8_SQ_PER_CHANNEL": Int8SmoothQuant,
+    "FP8_PER_CHANNEL_PER_TOKEN": Fp8PerChannel,
+    "FP8_BLOCK_SCALES": Fp8Blocks,
+    "FP8_PB_WO": Fp8WeightBlocks,
 }
 """Formats by algorithm: one for each algorithm that ``trtx.checkpoint.formats`` marks as loadable."""
 
@@ -173,6 +231,28 @@ def shared_input_scale(parts: Sequence[Part]) -> Tensor:
     ModelOpt exports equal ones; TensorRT-LLM takes the maximum too.
     """
     return torch.stack([part["input_scale"] for part in parts]).amax()
+
+
+def _dequantize_blocks(weight: Tensor, scale: Tensor) -> Tensor:
+    """Multiplies ``weight`` [rows, columns] by ``scale`` [blocks of rows, blocks of columns], in float32.
+
+    The last block of rows or columns may be smaller. One float32 weight is allocated, and no scale of its size.
+    """
+    rows, columns = weight.shape
+    whole = columns - columns % FP8_BLOCK
+    scale = scale.float().repeat_interleave(FP8_BLOCK, dim=0)[:rows]  # [rows, blocks of columns]
+    found = weight.float()
+    if whole:
+        found[:, :whole].view(rows, -1, FP8_BLOCK).mul_(scale[:, : whole // FP8_BLOCK, None])
+    if whole < columns:
+        found[:, whole:].mul_(scale[:, -1:])
+    return found
+
+
+def _round_fp8_rows(x: Tensor) -> Tensor:
+    """Rounds with a scale for each row of the last dimension. Zeros stay zeros."""
+    scale = x.abs().amax(-1, keepdim=True).float() / FP8_MAX
+    return (to_fp8(x, torch.where(scale > 0, scale, 1.0)).float() * scale).to(x.dtype)
 
 
 def _round_nvfp4(x: Tensor, scale: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ that consist of whole vectors and are too small for a second thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +37,8 @@ class InvariantTorchKernels(TorchKernels):
     each sums over its own row.
     """
 
-    def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor) -> None:
-        super().__init__(config, cache, rotary, Attention.FIXED)
+    def __init__(self, config: ModelConfig, cache: KvCache, rotary: Tensor, local_rotary: Tensor | None = None) -> None:
+        super().__init__(config, cache, rotary, Attention.FIXED, local_rotary)
         self._group = group = config.num_heads // config.num_kv_heads
         shapes = ((config.head_dim, _CHUNK), (_CHUNK, config.head_dim))
         self._tile_sizes = [
@@ -49,6 +50,11 @@ class InvariantTorchKernels(TorchKernels):
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         product = _by_vectors(F.silu, gate) * up
+        return product if scale is None else to_fp8(product, scale)
+
+    def gelu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        product = _by_vectors(partial(F.gelu, approximate="tanh"), gate) * up
         return product if scale is None else to_fp8(product, scale)
 
     def sigmoid(self, x: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ class Kernels(Protocol):
         """
 
     def rms_norm(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
-        """RMSNorm of ``[n, hidden]``: normalised in float32, multiplied by the weight in x's dtype."""
+        """RMSNorm of ``[n, hidden]``: normalised in float32, rounded to the weight's dtype, and multiplied by it."""
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor | None = None
@@ -168,6 +168,9 @@ class Kernels(Protocol):
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         """``silu(gate) * up``: ``[n, 2 * intermediate]`` to ``[n, intermediate]``."""
+
+    def gelu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
+        """As ``silu_and_mul`` with the tanh approximation of GELU."""
 
     def sigmoid(self, x: Tensor) -> Tensor:
         """The sigmoid of each element of a float32 tensor."""

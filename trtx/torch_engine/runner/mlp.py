@@ -20,6 +20,9 @@ class GatedActivation(Protocol):
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         """``silu(gate) * up``: ``[n, 2 * intermediate]`` to ``[n, intermediate]``."""
 
+    def gelu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
+        """As :meth:`silu_and_mul` with the tanh approximation of GELU."""
+
     def sigmoid(self, x: Tensor) -> Tensor:
         """The sigmoid of each element of a float32 tensor."""
 
@@ -38,13 +41,15 @@ class LayerMlp(Protocol):
 class DenseMlp:
     gate_up: Linear  # hidden to 2 * intermediate: rows of gate, up
     down: Linear  # intermediate to hidden
+    gates_with_gelu: bool = False  # else with SiLU
 
     @property
     def input_scale(self) -> Tensor | None:
         return self.gate_up.input_scale
 
     def __call__(self, x: Tensor, kernels: GatedActivation) -> Tensor:
-        return self.down(kernels.silu_and_mul(self.gate_up(x), self.down.input_scale))
+        gate = kernels.gelu_and_mul if self.gates_with_gelu else kernels.silu_and_mul
+        return self.down(gate(self.gate_up(x), self.down.input_scale))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.rope import RopeConfig, Yarn
 
 
@@ -62,3 +63,10 @@ def rotary_table(rope: RopeConfig, head_dim: int, max_seq_len: int, device: torc
     angles = torch.outer(torch.arange(max_seq_len).float(), inverse_frequencies(rope, head_dim))
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
     return (table if rope.yarn is None else table * rope.yarn.attention_factor).to(device)
+
+
+def layer_tables(config: ModelConfig, rotary: Tensor, local: Tensor | None) -> tuple[Tensor, ...]:
+    """Returns the rotary table of each layer. ``local``: of Gemma 3's local layers."""
+    if config.gemma3 is None or local is None:
+        return (rotary,) * config.num_layers
+    return tuple(local if is_local else rotary for is_local in config.gemma3.is_local)

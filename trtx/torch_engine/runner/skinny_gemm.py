@@ -221,7 +221,7 @@ def can_fuse(weights: DecoderWeights) -> bool:
         isinstance(linear, PlainLinear) and linear.prepare is None and _fits(linear.weight)
         for layer in weights.layers
         for linear in _linears(layer)
-    )
+    ) and all(layer.output_norm is None for layer in weights.layers)
 
 
 def _fits(weight: Tensor) -> bool:

@@ -18,7 +18,6 @@ from trtx.checkpoint.weight_index import check_weights, stored_tensors, weight_f
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.stored_experts import NamedReads, single_experts
 
-_WIDE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _LAYER, _LAYERS = re.compile(r"\blayers\.\d+"), "layers.*"
 
 
@@ -86,14 +85,9 @@ def _stored(
                 f"tensor; expected {_alternative(name)}"
             )
         value, wanted = read(), expected[name]
-        if value.shape != wanted.shape and not (value.numel() == 1 and wanted.shape == ()):
-            raise UsageError(
-                f"{model_dir}: tensor {name} has shape {list(value.shape)}, {described} says {list(wanted.shape)}"
-            )
+        if misfit := wanted.misfit(tuple(value.shape), _name(value.dtype)):
+            raise UsageError(f"{model_dir}: tensor {name} {misfit[0]}, {described} says {misfit[1]}")
         target = dtype if wanted.dtype is None else getattr(torch, wanted.dtype)
-        if value.dtype != target and not {value.dtype, target} <= _WIDE:
-            kind = "a float of 16 or 32 bits" if target in _WIDE else _name(target)
-            raise UsageError(f"{model_dir}: tensor {name} is {_name(value.dtype)}, {described} says {kind}")
         missing.discard(name)
         # Copy: the file's mapped memory changes with the file.
         yield name, value.reshape(wanted.shape).to(device, target, copy=True)
@@ -113,7 +107,7 @@ def _alternative(name: str) -> str:
     """Advice for a checkpoint with a tensor that the model lacks."""
     if said := _saying(name):
         return f"another {said} in its config.json, as the model was trained with"
-    return "a checkpoint of that architecture, unquantized or as ModelOpt exports it"
+    return "a checkpoint of that architecture, unquantized or in a format of docs/checkpoints.md"
 
 
 def _cure(missing: set[str], seen: set[str], described: str) -> str:
@@ -156,7 +150,7 @@ def _drawn(
     for name, wanted in expected.items():
         value = torch.empty(wanted.shape, device=device, dtype=dtype)
         if "norm" in name:
-            yield name, value.fill_(1.0)
+            yield name, value.fill_(1.0 if config.gemma3 is None else 0.0)  # Gemma 3 multiplies by 1 plus the weight
         else:
             yield name, value.normal_(0.0, config.synthetic_std, generator=generator)
 

@@ -14,6 +14,7 @@ from trtx.torch_engine.kv_layout import first_block
 from trtx.torch_engine.runner.fixed_attention import attend_fixed
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.rope import layer_tables
 from trtx.torch_engine.runner.sink_attention import attend_masked
 from trtx.torch_engine.runner.weights import LayerWeights
 
@@ -24,16 +25,21 @@ class TorchKernels:
     """Gathers a sequence's blocks and uses torch's scaled-dot-product attention."""
 
     def __init__(
-        self, config: ModelConfig, cache: KvCache, rotary: Tensor, attention: Attention = Attention.BY_LENGTH
+        self,
+        config: ModelConfig,
+        cache: KvCache,
+        rotary: Tensor,
+        attention: Attention = Attention.BY_LENGTH,
+        local_rotary: Tensor | None = None,
     ) -> None:
-        """``rotary``: see :func:`trtx.torch_engine.runner.rope.rotary_table`.
+        """``rotary``, ``local_rotary``: see :func:`trtx.torch_engine.runner.rope.rotary_table`; the latter for Gemma 3.
 
         ``attention``: only whether it is ``FIXED`` matters here.
         """
         self._is_fixed = attention is Attention.FIXED
         self._config = config
         self._cache = cache
-        self._rotary = rotary
+        self._rotary = layer_tables(config, rotary, local_rotary)
         self._windows = config.windows or (None,) * config.num_layers
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
@@ -42,7 +48,7 @@ class TorchKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         values = x.float()
         factor = torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + self._config.norm_eps)
-        return _scaled(weight * (values * factor).to(x.dtype), scale)
+        return _scaled((weight * (values * factor).to(weight.dtype)).to(x.dtype), scale)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor | None = None
@@ -58,7 +64,7 @@ class TorchKernels:
         v = v.view(-1, config.num_kv_heads, config.head_dim)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = self.rms_norm(q, weights.q_norm), self.rms_norm(k, weights.k_norm)
-        angles = self._rotary[inputs.positions.long()] if inputs.rotary is None else inputs.rotary
+        angles = self._rotary[layer][inputs.positions.long()] if inputs.rotary is None else inputs.rotary
         q, k = self._rotate(q, angles), self._rotate(k, angles)
         real = inputs.slots != cache.padding_slot
         positions, slots = inputs.positions[real], inputs.slots[real]
@@ -180,6 +186,10 @@ class TorchKernels:
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return _scaled(F.silu(gate) * up, scale)
+
+    def gelu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return _scaled(F.gelu(gate, approximate="tanh") * up, scale)
 
     def sigmoid(self, x: Tensor) -> Tensor:
         return torch.sigmoid(x)

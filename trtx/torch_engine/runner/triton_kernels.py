@@ -16,10 +16,11 @@ from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs
 from trtx.torch_engine.runner.ragged_attention import RaggedAttention
+from trtx.torch_engine.runner.rope import layer_tables
 from trtx.torch_engine.runner.weights import LayerWeights
-from trtx.torch_engine.triton_pointwise import rms_norm_kernel, rope_and_write_kernel, silu_and_mul_kernel
+from trtx.torch_engine.triton_pointwise import gate_kernel, rms_norm_kernel, rope_and_write_kernel
 
-_SILU_BLOCK = 1024
+_GATE_BLOCK = 1024
 _MANY_ROWS = 512
 
 
@@ -34,15 +35,18 @@ class TritonKernels:
         num_processors: int,
         attention: Attention = Attention.BY_LENGTH,
         overlapped_tokens: int = 0,
+        local_rotary: Tensor | None = None,
     ) -> None:
-        """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`. ``num_processors``: the GPU's SMs.
+        """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`; ``local_rotary``: another, for Gemma 3.
+
+        ``num_processors``: the GPU's SMs.
 
         ``overlapped_tokens``: in forwards with at most this many tokens, launches overlap their neighbours.
         """
         self._config = config
         self._ragged = RaggedAttention(config, cache, num_processors, fixed=attention is Attention.FIXED)
         self._cache = cache
-        self._rotary = rotary
+        self._rotary = layer_tables(config, rotary, local_rotary)
         self._attention = attention
         self._overlapped_tokens = overlapped_tokens
         places = [cache.place(layer) for layer in range(config.num_layers)]
@@ -95,7 +99,7 @@ class TritonKernels:
         grid = (rows, triton.cdiv(config.num_heads + 2 * config.num_kv_heads, heads))
         rope_and_write_kernel[grid](
             qkv, q, weights.q_norm, weights.k_norm,
-            self._rotary if inputs.rotary is None else inputs.rotary, inputs.positions, inputs.slots,
+            self._rotary[layer] if inputs.rotary is None else inputs.rotary, inputs.positions, inputs.slots,
             self._tables[layer], self._layers[layer], self._kv_scales[layer],
             config.norm_eps, self._table_width, self._cache.padding_slot, *self._strides,
             **self._shape, HAS_NORM=weights.q_norm is not None, ROTARY_BY_TOKEN=inputs.rotary is not None,
@@ -115,11 +119,18 @@ class TritonKernels:
         return out.view(q.shape[0], -1)
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
+        return self._gate(gate_up, scale, gelu=False)
+
+    def gelu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:
+        return self._gate(gate_up, scale, gelu=True)
+
+    @staticmethod
+    def _gate(gate_up: Tensor, scale: Tensor | None, *, gelu: bool) -> Tensor:
         rows, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
         dtype = gate_up.dtype if scale is None else FP8
         out = torch.empty(rows, intermediate, dtype=dtype, device=gate_up.device)
-        silu_and_mul_kernel[(rows, triton.cdiv(intermediate, _SILU_BLOCK))](
-            gate_up, out, scale, intermediate, BLOCK=_SILU_BLOCK, num_warps=4
+        gate_kernel[(rows, triton.cdiv(intermediate, _GATE_BLOCK))](
+            gate_up, out, scale, intermediate, GELU=gelu, BLOCK=_GATE_BLOCK, num_warps=4
         )
         return out
 

@@ -23,6 +23,7 @@ from trtx.checkpoint.dense import (
 )
 from trtx.checkpoint.experts import MXFP4, ExpertConfig, router_name, stack_name, stack_place
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
+from trtx.checkpoint.quantized_tensors import check_quantized_tensors
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.formats import Part, Prepare, QuantizedFormat, format_of, shared_input_scale
@@ -55,11 +56,14 @@ class LayerWeights:
     mlp_norm: Tensor  # [hidden]
     mlp: LayerMlp
     sinks: Tensor | None = None  # [heads]; None for models without attention sinks
+    # [hidden]: norms of what attention and MLP give, before it is added to the residual; None for models without them
+    output_norm: Tensor | None = None
+    mlp_output_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embedding: Tensor  # [vocab, hidden]
+    embedding: Tensor  # [vocab, hidden], not scaled
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Tensor  # [vocab, hidden]; the embedding itself if tied; of a rank: its rows
@@ -96,6 +100,7 @@ def load_weights(
     tensor.
     """
     whole = split.whole if split is not None else config
+    check_quantized_tensors(model_dir, whole)
     found = tensors_of(model_dir, whole, checkpoint_tensors(whole), device=device, dtype=dtype, drawn_on=copied_to)
     if split is not None:
         found = split.share(found)
@@ -122,14 +127,14 @@ def load_weights(
             MXFP4 if is_mxfp4 else config.quantization and config.quantization.algorithm,
             dtype,
         )
-    return DecoderWeights(embedding, tuple(layers), tensors.pop(FINAL_NORM), head, loader.kv_scales(device))
+    return DecoderWeights(embedding, tuple(layers), loader.norm(FINAL_NORM), head, loader.kv_scales(device))
 
 
 def _stacked(tensors: Iterator[tuple[str, Tensor]], config: ModelConfig, experts: ExpertConfig) -> dict[str, Tensor]:
     """Collects tensors by name. Those of experts go one by one into a stack of their layer, allocated once."""
     found: dict[str, Tensor] = {}
     for name, value in tensors:
-        place = stack_place(experts, config.hidden_size, name)
+        place = stack_place(experts, config.hidden_size, name, tuple(value.shape))
         if place is None:
             found[name] = value
             continue
@@ -164,23 +169,40 @@ class _Loader:
         self.is_used = True  # False: no backend computes with these weights, so none has to admit them
 
     def layer(self, index: int) -> LayerWeights:
-        at, take = f"model.layers.{index}", self._tensors.pop
-        products = layer_products(self._config, index)
+        at, config = f"model.layers.{index}", self._config
+        products = layer_products(config, index)
+        names = ["post_attention_layernorm"]
+        if config.gemma3 is not None:
+            names = ["pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"]
+        norms = [self.norm(f"{at}.{name}.weight") for name in names]
+        q_norm = k_norm = None
+        if config.qk_norm:
+            q_norm, k_norm = (self.norm(f"{at}.self_attn.{name}_norm.weight") for name in ("q", "k"))
+        if q_norm is not None and config.gemma3 is not None:
+            q_norm *= config.gemma3.query_scale
         return LayerWeights(
-            input_norm=take(f"{at}.input_layernorm.weight"),
+            input_norm=self.norm(f"{at}.input_layernorm.weight"),
             qkv=self._linear(products["qkv"]),
-            q_norm=take(f"{at}.self_attn.q_norm.weight", None),
-            k_norm=take(f"{at}.self_attn.k_norm.weight", None),
+            q_norm=q_norm,
+            k_norm=k_norm,
             output=self._summed(products["output"]),
-            mlp_norm=take(f"{at}.post_attention_layernorm.weight"),
+            mlp_norm=norms[0],
             mlp=self._mlp(index, products),
-            sinks=take(sinks_name(index)) if self._config.has_sinks else None,
+            sinks=self._tensors.pop(sinks_name(index)) if config.has_sinks else None,
+            output_norm=norms[1] if config.gemma3 is not None else None,
+            mlp_output_norm=norms[2] if config.gemma3 is not None else None,
         )
+
+    def norm(self, name: str) -> Tensor:
+        """Returns a norm's weight: as stored or, for Gemma 3, 1 plus the stored one, in float32."""
+        weight = self._tensors.pop(name)
+        return weight if self._config.gemma3 is None else 1.0 + weight.float()
 
     def _mlp(self, index: int, products: dict[str, Product]) -> LayerMlp:
         experts = self._config.layer_experts(index)
         if experts is None:
-            return DenseMlp(self._linear(products["gate_up"]), self._summed(products["down"]))
+            gate_up, down = self._linear(products["gate_up"]), self._summed(products["down"])
+            return DenseMlp(gate_up, down, gates_with_gelu=self._config.gemma3 is not None)
         weights = self._expert_weights(index, experts)
         if self.is_used:
             self._experts.admit(weights)
@@ -200,28 +222,34 @@ class _Loader:
             plain = replace(plain, router_bias=router_bias, gate_up_bias=gate_up_bias, down_bias=down_bias)
         if products is None or products.loading is None or self._config.quantization is None:
             return plain
-        scales = [take(f"{stack}.weight_scale") for stack in stacks]
+        suffixes = [suffix for suffix in products.modules[0].tensors if suffix != "weight"]
+        gate_up, down = ({suffix: take(f"{stack}.{suffix}") for suffix in suffixes} for stack in stacks)
         # ModelOpt exports equal scales of the inputs of a layer's experts. TensorRT-LLM takes the maximum too.
-        inputs = [take(f"{stack}.input_scale").amax() for stack in stacks]
+        inputs = [stack.pop("input_scale").amax() for stack in (gate_up, down) if "input_scale" in stack]
         if products.is_kept(scaled_products=self._scaled):
             return replace(
-                plain, scales=ExpertScales(scales[0] * inputs[0], scales[1] * inputs[1], inputs[0], inputs[1])
+                plain,
+                scales=ExpertScales(
+                    gate_up["weight_scale"] * inputs[0], down["weight_scale"] * inputs[1], inputs[0], inputs[1]
+                ),
             )
         form = format_of(self._config.quantization)
         self.num_dequantized += 1
-        prepare, prepare_gated = (form.prepare([{"input_scale": scale}]) for scale in inputs)
-        halves = plain.gate_up.view(len(experts.own), 2, experts.intermediate_size, -1)
+        prepare, prepare_gated = (
+            form.prepare([{"input_scale": inputs[place]}] if inputs else []) for place in range(len(stacks))
+        )
+        halves = plain.gate_up.view(len(experts.own), 2, experts.intermediate_size, -1).flatten(0, 1)
+        of_halves = {suffix: scale.flatten(0, 1) for suffix, scale in gate_up.items()}
         return replace(
-            plain,
-            gate_up=self._dequantized(form, halves.flatten(0, 1), scales[0].flatten()).view_as(plain.gate_up),
-            down=self._dequantized(form, plain.down, scales[1]), prepare=prepare, prepare_gated=prepare_gated,
+            plain, gate_up=self._dequantized(form, halves, of_halves).view_as(plain.gate_up),
+            down=self._dequantized(form, plain.down, down), prepare=prepare, prepare_gated=prepare_gated,
         )  # fmt: skip
 
-    def _dequantized(self, form: QuantizedFormat, weights: Tensor, scales: Tensor) -> Tensor:
-        """Dequantizes ``weights`` [n, rows, columns] with ``scales`` [n], one after the other."""
+    def _dequantized(self, form: QuantizedFormat, weights: Tensor, scales: Part) -> Tensor:
+        """Dequantizes ``weights`` [n, rows, columns] with ``scales`` [n, ...] by suffix, one after the other."""
         found = torch.empty(weights.shape, dtype=self._dtype, device=weights.device)
-        for own, weight, scale in zip(found, weights, scales, strict=True):
-            own.copy_(form.dequantize({"weight": weight, "weight_scale": scale}))
+        for index, (own, weight) in enumerate(zip(found, weights, strict=True)):
+            own.copy_(form.dequantize({"weight": weight} | {suffix: scale[index] for suffix, scale in scales.items()}))
         return found
 
     def kv_scales(self, device: torch.device) -> Tensor:

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 
-from trtx.torch_engine.triton_pointwise import rms_norm_kernel, silu_and_mul_kernel
+from trtx.torch_engine.triton_pointwise import gate_kernel, rms_norm_kernel
 
 _COLUMNS = 64  # an MLP's width is padded to a multiple: whole tiles of a matmul's inner dimension
 _GATE_BLOCK = 1024
@@ -65,8 +65,8 @@ class _GatedMlp(nn.Module):
         """Applies the MLP to ``x`` ``[tokens, hidden]``."""
         gate_up = nn.functional.linear(x, self.weight, self.bias)
         gated = torch.empty(x.shape[0], self.width, dtype=x.dtype, device=x.device)
-        silu_and_mul_kernel[(x.shape[0], triton.cdiv(self.width, _GATE_BLOCK))](
-            gate_up, gated, None, self.width, BLOCK=_GATE_BLOCK, num_warps=4
+        gate_kernel[(x.shape[0], triton.cdiv(self.width, _GATE_BLOCK))](
+            gate_up, gated, None, self.width, GELU=False, BLOCK=_GATE_BLOCK, num_warps=4
         )
         return nn.functional.linear(gated, self.down, self.down_bias)
 

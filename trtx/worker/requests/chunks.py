@@ -25,6 +25,19 @@ Chunk = dict[str, Any]
 _FINISH_REASONS = {"stop": "stop", "length": "length", "cancelled": "cancelled", "timeout": "cancelled"}
 
 
+_OF_TOKENS = ("token_ids", "text", "log_probs", "top_logprobs")
+
+
+def without_end(chunk: Chunk) -> tuple[Chunk, Chunk]:
+    """Splits a terminal chunk: its tokens, and its end as a chunk without tokens.
+
+    Dynamo 1.6.1 makes a forced tool call of the text, keeps the log-probabilities back until a chunk adds nothing to
+    the call, and loses them if the answer ends before: with a named tool always, with ``required`` sometimes.
+    """
+    tokens = {name: value for name, value in chunk.items() if name in (*_OF_TOKENS, "index")}
+    return tokens, {name: value for name, value in chunk.items() if name not in _OF_TOKENS} | {"token_ids": []}
+
+
 class ChunkWriter:
     """Converts one request's results to chunks.
 

@@ -178,12 +178,12 @@ FIELDS: Mapping[str, Mapping[str, RequestField]] = {
     "sampling_options": {
         "n": _refused(
             "n is {value}, expected 1: Dynamo 1.6.1 ends a request at the first choice that finishes and would cut the "
-            "others short; send {value} requests instead",
+            "others short; send one request for each answer",
             1,
         ),
         "best_of": _refused(
             "best_of is {value}, expected 1: a worker sends tokens as they are generated, and the likeliest of several "
-            "answers is known only at their end; send {value} requests with logprobs, and compare them",
+            "answers is known only at their end; send several requests with logprobs, and compare them",
             1,
         ),
         "temperature": _sampling(values.number(0.0, 100.0)),

@@ -17,7 +17,7 @@ from trtx.worker.multimodal.media_loader import RequestMedia
 from trtx.worker.multimodal.prompt_media_loader import PromptRequestMedia
 from trtx.worker.parts import WorkerParts
 from trtx.worker.requests import handoff, roles
-from trtx.worker.requests.chunks import Chunk, ChunkWriter
+from trtx.worker.requests.chunks import Chunk, ChunkWriter, without_end
 from trtx.worker.requests.disconnects import unless_gone
 from trtx.worker.requests.faults import EngineError, EngineSteps
 from trtx.worker.requests.invalid_request import InvalidRequest
@@ -49,6 +49,7 @@ class Generation:
         self._stages = stages
         self._images = media if isinstance(media, RequestMedia) else None  # None: the images can't be loaded again
         self._passed_on = 0.0  # when the last chunk was returned
+        self._end: Chunk | None = None  # the chunk after the last one with tokens, if it is one of its own
         self._submit()
         if clock.metrics.trtllm is not None:
             request = submission.request
@@ -88,6 +89,9 @@ class Generation:
 
     async def next(self) -> Chunk | None:
         """The next chunk; None after the last one."""
+        if self._end is not None:
+            end, self._end = self._end, None
+            return end
         if self._writer.finish_reason is not None:
             return None  # the answer may have ended at a stop string, which only the worker sees, not the engine
         if self._passed_on:
@@ -127,7 +131,14 @@ class Generation:
             handoff.add_to(chunk, step, submission.request, parts.options.name)
         if writer.finish_reason is not None and parts.options.role == "decode" and submission.request.wants_engine_data:
             chunk["engine_data"] = {**chunk.get("engine_data", {}), **self._handoff_facts(step).to_engine_data()}
+        if writer.finish_reason is not None and "log_probs" in chunk and self._may_be_call:
+            chunk, self._end = without_end(chunk)
         return chunk
+
+    @property
+    def _may_be_call(self) -> bool:
+        """Whether the frontend may make a forced tool call of the answer: it sends the worker a grammar then."""
+        return self._submission.request.grammar is not None and not self._submission.hands_off
 
     def _lacks_media(self, error: Exception) -> bool:
         missing = self._parts.loaded.api.missing_media

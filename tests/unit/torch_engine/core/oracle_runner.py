@@ -28,10 +28,10 @@ VOCAB = 97
 FULL: tuple[int | None, ...] = (None,)
 
 
-def next_token(tokens: Sequence[Any], salt: int = 0, windows: Sequence[int | None] = FULL) -> int:
+def next_token(tokens: Sequence[Any], windows: Sequence[int | None] = FULL) -> int:
     """What an undisturbed model says after ``tokens``, of which each layer group sees a window."""
     cells = list(zip(tokens, range(len(tokens)), strict=True))
-    return _said([cells if window is None else cells[-window:] for window in windows], salt)
+    return _said([cells if window is None else cells[-window:] for window in windows])
 
 
 def _said(seen: list[Any], salt: int = 0, among: Sequence[int] = range(VOCAB)) -> int:

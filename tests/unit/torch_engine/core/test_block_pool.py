@@ -10,7 +10,8 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtx.torch_engine.core.block_pool import NAME_BYTES, BlockPool, block_name, root_name
+from trtx.torch_engine.core.block_names import NAME_BYTES, block_name, root_name
+from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.kv_events import KvEventLog, event_hash
 
 BLOCK = [1, 2, 3, 4]
@@ -31,7 +32,7 @@ def test_a_name_is_of_the_tokens_and_of_everything_before_them() -> None:
 
 def test_a_name_is_the_same_in_another_process() -> None:
     program = (
-        "from trtx.torch_engine.core.block_pool import *; print(block_name(root_name('salt'), [1, 2, 3, 4]).hex())"
+        "from trtx.torch_engine.core.block_names import *; print(block_name(root_name('salt'), [1, 2, 3, 4]).hex())"
     )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == block_name(root_name("salt"), BLOCK).hex()

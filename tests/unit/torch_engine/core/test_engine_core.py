@@ -63,7 +63,6 @@ class Harness:
         self.updates: list[Any] = []
         self.events: list[dict[str, Any]] = []
         self.stats: list[dict[str, Any]] = []
-        self.preempted = 0
 
     def submit(self, sequence_id: int, prompt: list[int], max_tokens: int = 8, **fields: Any) -> None:
         sampling = {"max_tokens": max_tokens, **fields.pop("sampling", {})}
@@ -259,6 +258,16 @@ def test_an_aborted_sequence_gives_everything_back_at_any_state() -> None:
     assert h.finished[0] == h.finished[3] == "cancelled"
     assert h.tokens[1] == undisturbed(prompt_of(10, 1), 20)
     assert h.is_empty()
+
+
+def test_events_of_stored_blocks_have_the_salt_of_their_sequence() -> None:
+    """Without it, a router would take the blocks of salted prompts for those of unsalted ones."""
+    h = Harness(num_blocks=12, batch=2, tokens=64, event_buffer_max_size=100)
+    for index, salt in enumerate(("a", None)):
+        h.submit(index, prompt_of(9), 1, cache_salt=salt)
+        h.run()
+    stored = [event["data"] for event in h.events if event["data"]["type"] == "stored"]
+    assert [data.get("cache_salt") for data in stored] == ["a", None]
 
 
 def test_events_name_every_cached_block_and_every_eviction() -> None:

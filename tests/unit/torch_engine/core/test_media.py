@@ -13,7 +13,7 @@ from tests.unit.torch_engine.core.media_prompts import PLACEHOLDER, MediaPrompt,
 from tests.unit.torch_engine.core.oracle_runner import undisturbed
 from tests.unit.torch_engine.core.test_disaggregation import Pair
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
-from trtx.torch_engine.core.block_pool import block_name, root_name
+from trtx.torch_engine.core.block_names import block_name, root_name
 from trtx.torch_engine.core.media import media_identity
 from trtx.torch_engine.messages import Handoff, MediaSpan
 

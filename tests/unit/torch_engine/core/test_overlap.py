@@ -19,9 +19,9 @@ from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import FromEngine, Handoff, StepReport, Submit, Update
 
 
-def stopping(length: int, at: int, seed: int = 0) -> dict[str, Any]:
+def stopping(length: int, at: int) -> dict[str, Any]:
     """``submit``'s arguments for a prompt whose token number ``at`` ends it."""
-    prompt = prompt_of(length, seed)
+    prompt = prompt_of(length)
     stop = undisturbed(prompt, at + 1)[at]
     assert stop not in undisturbed(prompt, at)
     return {"prompt": prompt, "max_tokens": 50, "sampling": {"end_id": stop}}

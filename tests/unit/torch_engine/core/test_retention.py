@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trtx.torch_engine.core.block_pool import BlockPool, block_name, root_name
+from trtx.torch_engine.core.block_names import block_name, root_name
+from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.retention import retained_block
 from trtx.torch_engine.messages import KvRetention, Retained, RetainedRange
 

@@ -10,7 +10,7 @@ import pytest
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.llmapi.sampling import FieldUse
 
-TABLE = "trtx/torch_engine/llmapi/sampling.py"
+TABLE, PROBES = "trtx/torch_engine/llmapi/sampling.py", "tests/unit/torch_engine/llmapi/sampling_probes.py"
 # Every other field of TensorRT-LLM's changes answers there: it is honoured or refused.
 WITHOUT_EFFECT: dict[str, Any] = {
     "pad_id": 7,  # nothing is padded
@@ -98,7 +98,7 @@ def check(name: str, use: FieldUse, answer: Callable[..., Any]) -> None:
     assert len(whole.token_ids) == COMMON["max_tokens"], f"{COMMON} gives {whole.token_ids}: max_tokens is cut short"
     known = {**probes(whole), **{name: ({}, value) for name, value in WITHOUT_EFFECT.items()}}
     assert name in known, (
-        f"{TABLE} calls {name} {use.value}, and nothing shows that it is: add a probe for it to {__name__}, or let the "
+        f"{TABLE} calls {name} {use.value}, and nothing shows that it is: add a probe for it to {PROBES}, or let the "
         "table refuse it"
     )
     beside, value = known[name]
@@ -111,7 +111,7 @@ def check(name: str, use: FieldUse, answer: Callable[..., Any]) -> None:
     assert changes is (use is FieldUse.HONOURED), (
         f"{TABLE} calls {name} {use.value}, and {name}={value!r} beside {asked} "
         + ("changes the answer: call it honoured" if changes else "changes nothing: implement it, or refuse it")
-        + f"; if the value is one without an effect, choose another one in probes of {__name__}"
+        + f"; if the value is one without an effect, choose another one in probes of {PROBES}"
     )
     if use is FieldUse.HONOURED:
         for beside, value, tokens in wanted(list(whole.token_ids)).get(name, []):

@@ -1,4 +1,4 @@
-"""Quantized exports of tiny models in ModelOpt's layout, written by hand: tests need no ModelOpt for them.
+"""Quantized checkpoints of tiny models, written by hand: in ModelOpt's layout, or in that of another exporter.
 
 :func:`export` writes one, and returns the model as transformers computes it with every quantized product done the plain
 way: unpacked one element at a time, by looking up the nearest value that the format has.
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 GROUP = 32  # of INT4 AWQ here, 128 in ModelOpt's default: the tiny models are no wider
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 FP8 = torch.float8_e4m3fn
+BLOCK = 128  # rows, and columns, of a block of FP8
 
 
 def export(
@@ -25,10 +26,17 @@ def export(
     algorithm: str,
     directory: Path,
     *,
+    exporter: str = "modelopt",
     kv_scales: bool = False,
     excluded: tuple[str, ...] = ("lm_head",),
+    ranks: int = 1,
 ) -> PreTrainedModel:
-    """Scales come from the activations of a fixed prompt. Changes ``model``, and returns it."""
+    """Scales come from the activations of a fixed prompt. Changes ``model``, and returns it.
+
+    ``exporter``: "modelopt", "fp8" (as Qwen publishes block scales) or "compressed-tensors" (as Red Hat publishes FP8);
+    the last two store scales in bfloat16. ``ranks``: dynamic scales of the inputs that so many ranks split are those of
+    each rank's share.
+    """
     ways = {"_PACKED": _PACKED, "_WEIGHT": _WEIGHT, "_INPUT": _INPUT}
     lacking = [name for name, way in ways.items() if algorithm not in way]
     assert not lacking, (
@@ -40,17 +48,18 @@ def export(
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.Linear) or name in excluded:
             continue
-        stored = _PACKED[algorithm](module.weight.detach(), maxima[name])
-        tensors |= {f"{name}.{suffix}": value for suffix, value in stored.items()}
+        stored = _packed(algorithm, module.weight.detach(), maxima[name], exporter)
+        tensors |= {f"{name}.{suffix}": value for suffix, value in _as_stored(algorithm, stored, exporter).items()}
         parent, child = name.rsplit(".", 1)
-        setattr(model.get_submodule(parent), child, PlainlyQuantized(algorithm, stored, module.bias))
+        shares = ranks if child in ("o_proj", "down_proj") else 1
+        setattr(model.get_submodule(parent), child, PlainlyQuantized(algorithm, stored, module.bias, shares))
         if module.bias is not None:
             tensors[f"{name}.bias"] = module.bias.detach().clone()
         if kv_scales and child in ("k_proj", "v_proj"):
             tensors[f"{name}.{child[0]}_scale"] = torch.tensor(0.02 if child == "k_proj" else 0.007)
     for name, module in list(model.named_modules()):
         if name.endswith(".mlp.experts"):
-            experts = PlainlyQuantizedExperts(algorithm, module, maxima[name])
+            experts = PlainlyQuantizedExperts(algorithm, module, maxima[name], exporter)
             tensors |= {f"{name}.{suffix}": value for suffix, value in experts.stored.items()}
             model.get_submodule(name.rpartition(".")[0]).experts = experts
     quantized = {name.rsplit(".", 1)[0] for name in tensors}
@@ -61,31 +70,69 @@ def export(
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(directory)
     save_file({name: value.contiguous() for name, value in tensors.items()}, directory / "model.safetensors")
-    quantization = {
-        "quant_algo": algorithm,
-        "kv_cache_quant_algo": "FP8" if kv_scales else None,
-        "group_size": {"W4A16_AWQ": GROUP, "NVFP4": 16}.get(algorithm),
-        "exclude_modules": list(excluded),
-    }
-    text = json.dumps({"producer": {"name": "modelopt", "version": "0.47.0"}, "quantization": quantization})
-    (directory / "hf_quant_config.json").write_text(text)
+    if exporter == "modelopt":
+        quantization = {
+            "quant_algo": "fp8_pb_wo" if algorithm == "FP8_PB_WO" else algorithm,  # so ModelOpt 0.47 writes it
+            "kv_cache_quant_algo": "FP8" if kv_scales else None,
+            "group_size": {"W4A16_AWQ": GROUP, "NVFP4": 16}.get(algorithm),
+            "exclude_modules": list(excluded),
+        }
+        text = json.dumps({"producer": {"name": "modelopt", "version": "0.47.0"}, "quantization": quantization})
+        (directory / "hf_quant_config.json").write_text(text)
+    else:
+        stated = fp8_config(excluded) if exporter == "fp8" else compressed_config(algorithm, excluded)
+        path = directory / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": stated}))
     return model
 
 
+def fp8_config(excluded: tuple[str, ...] = ("lm_head",)) -> dict[str, Any]:
+    """The ``quantization_config`` of Qwen3-8B-FP8, which lists norms and routers too."""
+    others = ("model.layers.0.input_layernorm", "model.layers.1.mlp.gate")
+    return {
+        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+        "modules_to_not_convert": [*excluded, *others],
+    }  # fmt: skip
+
+
+def compressed_config(algorithm: str, excluded: tuple[str, ...] = ("lm_head",)) -> dict[str, Any]:
+    """The ``quantization_config`` of Red Hat's FP8 (static), FP8-dynamic and FP8-block checkpoints."""
+    number: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "block_structure": None}
+    weights, inputs = {
+        "FP8": ({"strategy": "tensor"}, {"strategy": "tensor", "dynamic": False}),
+        "FP8_PER_CHANNEL_PER_TOKEN": ({"strategy": "channel"}, {"strategy": "token", "dynamic": True}),
+        "FP8_BLOCK_SCALES": (
+            {"strategy": "block", "block_structure": [128, 128]},
+            {"strategy": "group", "group_size": 128, "dynamic": True},
+        ),
+    }[algorithm]
+    group = {
+        "weights": number | {"group_size": None, "dynamic": False, "observer": "minmax", "actorder": None} | weights,
+        "input_activations": number | {"group_size": None, "observer": None, "observer_kwargs": {}} | inputs,
+        "output_activations": None, "targets": ["Linear"],
+    }  # fmt: skip
+    return {
+        "config_groups": {"group_0": group}, "format": "float-quantized", "global_compression_ratio": 1.5,
+        "ignore": list(excluded), "kv_cache_scheme": None, "quant_method": "compressed-tensors",
+        "quantization_status": "compressed", "sparsity_config": {},
+    }  # fmt: skip
+
+
 class PlainlyQuantized(nn.Module):
-    def __init__(self, algorithm: str, stored: dict[str, Tensor], bias: Tensor | None) -> None:
+    def __init__(self, algorithm: str, stored: dict[str, Tensor], bias: Tensor | None, shares: int = 1) -> None:
         super().__init__()
-        self.algorithm, self.stored, self.bias = algorithm, stored, bias
+        self.algorithm, self.stored, self.bias, self.shares = algorithm, stored, bias, shares
         self.dequantized = _WEIGHT[algorithm](stored)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(_INPUT[self.algorithm](x, self.stored), self.dequantized, self.bias)
+        rounded = torch.cat([_INPUT[self.algorithm](share, self.stored) for share in x.chunk(self.shares, -1)], -1)
+        return nn.functional.linear(rounded, self.dequantized, self.bias)
 
 
 class PlainlyQuantizedExperts(nn.Module):
     """The experts of a layer, one token and one expert after the other. All have the same scales of their inputs."""
 
-    def __init__(self, algorithm: str, experts: nn.Module, maxima: Tensor) -> None:
+    def __init__(self, algorithm: str, experts: nn.Module, maxima: Tensor, exporter: str) -> None:
         super().__init__()
         self.stored: dict[str, Tensor] = {}
         self.products: list[dict[str, PlainlyQuantized]] = []
@@ -93,12 +140,14 @@ class PlainlyQuantizedExperts(nn.Module):
         for index, (gate_up, down) in enumerate(zip(experts.gate_up_proj, experts.down_proj, strict=True)):
             weights = dict(zip(("gate", "up", "down"), (*gate_up.detach().chunk(2), down.detach()), strict=True))
             own = {
-                kind: _PACKED[algorithm](weight, gated_maxima if kind == "down" else maxima)
+                kind: _packed(algorithm, weight, gated_maxima if kind == "down" else maxima, exporter)
                 for kind, weight in weights.items()
             }
             self.products.append({kind: PlainlyQuantized(algorithm, one, None) for kind, one in own.items()})
             self.stored |= {
-                f"{index}.{kind}_proj.{suffix}": value for kind, one in own.items() for suffix, value in one.items()
+                f"{index}.{kind}_proj.{suffix}": value
+                for kind, one in own.items()
+                for suffix, value in _as_stored(algorithm, one, exporter).items()
             }
 
     def forward(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -135,6 +184,28 @@ def _input_maxima(model: PreTrainedModel) -> dict[str, Tensor]:
     for hook in hooks:
         hook.remove()
     return maxima
+
+
+def _packed(algorithm: str, weight: Tensor, maxima: Tensor, exporter: str) -> dict[str, Tensor]:
+    """In the layout of trtx/checkpoint/formats.py. Scales of other exporters have the values that bfloat16 has."""
+    found: dict[str, Tensor] = _PACKED[algorithm](weight, maxima)
+    if exporter == "modelopt":
+        return found
+    return {name: value if name == "weight" else value.bfloat16().float() for name, value in found.items()}
+
+
+def _as_stored(algorithm: str, packed: dict[str, Tensor], exporter: str) -> dict[str, Tensor]:
+    if exporter == "modelopt":
+        return packed
+    found = {name: value if name == "weight" else value.bfloat16() for name, value in packed.items()}
+    if exporter == "compressed-tensors":
+        if algorithm == "FP8":
+            found |= {name: value.view(1) for name, value in found.items() if name != "weight"}
+        elif algorithm == "FP8_BLOCK_SCALES":
+            found["weight_scale"] = found.pop("weight_scale_inv")
+        else:
+            found["weight_scale"] = found["weight_scale"][:, None]
+    return found
 
 
 # --- packing: weight [rows, columns] and the input columns' maxima to stored tensors ---
@@ -179,8 +250,31 @@ def _pack_int8(weight: Tensor, maxima: Tensor) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
+def _pack_fp8_rows(weight: Tensor, maxima: Tensor) -> dict[str, Tensor]:
+    scale = weight.abs().amax(1) / 448
+    return {"weight": (weight / scale[:, None]).to(FP8), "weight_scale": scale}
+
+
+def _pack_fp8_blocks(weight: Tensor, maxima: Tensor) -> dict[str, Tensor]:
+    rows, columns = (-(-size // BLOCK) for size in weight.shape)
+    packed, scale = torch.empty(weight.shape, dtype=FP8), torch.empty(rows, columns)
+    for row in range(rows):
+        for column in range(columns):
+            at = slice(row * BLOCK, (row + 1) * BLOCK), slice(column * BLOCK, (column + 1) * BLOCK)
+            scale[row, column] = weight[at].abs().max() / 448
+            packed[at] = (weight[at] / scale[row, column]).to(FP8)
+    return {"weight": packed, "weight_scale_inv": scale}
+
+
+def _pack_fp8_weight_blocks(weight: Tensor, maxima: Tensor) -> dict[str, Tensor]:
+    packed = _pack_fp8_blocks(weight, maxima)
+    return {"weight": packed["weight"], "weight_scale": packed["weight_scale_inv"][:, None, :, None]}
+
+
 _PACKED: dict[str, Any] = {
     "FP8": _pack_fp8, "W4A16_AWQ": _pack_int4, "NVFP4": _pack_nvfp4, "W8A8_SQ_PER_CHANNEL": _pack_int8,
+    "FP8_PER_CHANNEL_PER_TOKEN": _pack_fp8_rows, "FP8_BLOCK_SCALES": _pack_fp8_blocks,
+    "FP8_PB_WO": _pack_fp8_weight_blocks,
 }  # fmt: skip
 
 # --- the plain way back ---
@@ -210,11 +304,23 @@ def _nvfp4_weight(stored: dict[str, Tensor]) -> Tensor:
     return weight
 
 
+def _blocks_weight(stored: dict[str, Tensor]) -> Tensor:
+    weight, scale = stored["weight"].float(), stored.get("weight_scale_inv", stored.get("weight_scale"))
+    assert scale is not None
+    of_rows = torch.tensor([row // BLOCK for row in range(weight.shape[0])])
+    for column in range(weight.shape[1]):
+        weight[:, column] *= scale.view(scale.shape[0], -1)[of_rows, column // BLOCK]
+    return weight
+
+
 _WEIGHT: dict[str, Any] = {
     "FP8": lambda stored: stored["weight"].float() * stored["weight_scale"],
     "W4A16_AWQ": _int4_weight,
     "NVFP4": _nvfp4_weight,
     "W8A8_SQ_PER_CHANNEL": lambda stored: stored["weight"].float() * stored["weight_scale"][:, None],
+    "FP8_PER_CHANNEL_PER_TOKEN": lambda stored: stored["weight"].float() * stored["weight_scale"][:, None],
+    "FP8_BLOCK_SCALES": _blocks_weight,
+    "FP8_PB_WO": _blocks_weight,
 }
 
 
@@ -234,8 +340,20 @@ def _int8_input(x: Tensor, stored: dict[str, Tensor]) -> Tensor:
     return (x * stored["pre_quant_scale"] / scale).round().clamp(-128, 127) * scale
 
 
+def _fp8_row_input(x: Tensor, stored: dict[str, Tensor]) -> Tensor:
+    rows = [(row / row.abs().max() * 448).to(FP8).float() * (row.abs().max() / 448) for row in x.view(-1, x.shape[-1])]
+    return torch.stack(rows).view(x.shape)
+
+
+def _fp8_group_input(x: Tensor, stored: dict[str, Tensor]) -> Tensor:
+    return torch.cat([_fp8_row_input(group.contiguous(), stored) for group in x.split(BLOCK, -1)], -1)
+
+
 _INPUT: dict[str, Any] = {
     "FP8": _fp8_input,
+    "FP8_PER_CHANNEL_PER_TOKEN": _fp8_row_input,
+    "FP8_BLOCK_SCALES": _fp8_group_input,
+    "FP8_PB_WO": lambda x, stored: x,
     "W4A16_AWQ": lambda x, stored: x * stored["pre_quant_scale"],
     "NVFP4": _nvfp4_input,
     "W8A8_SQ_PER_CHANNEL": _int8_input,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -21,6 +22,7 @@ from transformers import (
 )
 
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
+from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.step import Batch, ModelRunner, Sampled, ScheduledSequence
 
 VOCAB = 211
@@ -46,17 +48,29 @@ _GPT_OSS: dict[str, Any] = {
         "original_max_position_embeddings": 64,
     },
 }  # fmt: skip
-FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe", "gpt_oss")
+# Two layers of three have the window and the local rotary base; queries are scaled by another size than the heads'.
+_GEMMA3: dict[str, Any] = {
+    "head_dim": 24, "sliding_window": 13, "query_pre_attn_scalar": 40, "tie_word_embeddings": False,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe", "gpt_oss", "gemma3")
 
 
 def build(family: str, **changes: Any) -> PreTrainedModel:
     """A random float32 model: qwen2 with biases, qwen3 with head norms and an odd head, llama tied and rope-scaled,
-    qwen3_moe with experts in all layers but the first, gpt_oss with sinks, windows, biases and clamped experts."""
+    qwen3_moe with experts in all layers but the first, gpt_oss with sinks, windows, biases and clamped experts, gemma3
+    with windows, two rotary bases and four norms in a layer."""
     configs = {
         "qwen2": lambda: Qwen2Config(**_SHAPE | changes),
         "qwen3": lambda: Qwen3Config(**_SHAPE | {"head_dim": 24} | changes),
         "qwen3_moe": lambda: Qwen3MoeConfig(**_SHAPE | _EXPERTS | changes),
         "gpt_oss": lambda: GptOssConfig(**_SHAPE | _GPT_OSS | changes),
+        "gemma3": lambda: Gemma3TextConfig(**_SHAPE | _GEMMA3 | changes),
         "mistral": lambda: MistralConfig(**_SHAPE | changes),
         "llama": lambda: LlamaConfig(**_SHAPE | {"tie_word_embeddings": True, "rope_parameters": _LLAMA3} | changes),
     }
@@ -74,6 +88,12 @@ def build(family: str, **changes: Any) -> PreTrainedModel:
 def save(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
     model.save_pretrained(directory, **options)
     return directory
+
+
+def small_runner(model_dir: Path, **changes: Any) -> TorchRunner:
+    """On the CPU, with blocks of 8 tokens, for five sequences. ``changes``: arguments of RunnerArgs."""
+    values = {"device": "cpu", "tokens_per_block": 8, "num_blocks": 64, "max_batch_size": 5} | changes
+    return create_runner(RunnerArgs(model_dir=model_dir, **values))
 
 
 def random_prompt(length: int, seed: int) -> list[int]:

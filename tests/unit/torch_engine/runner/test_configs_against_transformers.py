@@ -45,6 +45,10 @@ EXPERTS: dict[str | None, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Bases so short that every pair turns, queries that are scaled by another size, and a window that the prompt exceeds.
+GEMMA3: dict[str, Any] = {"rope_local_base_freq": 20.0, "query_pre_attn_scalar": 12, "sliding_window": 9}
+
+
 def base(architecture: str) -> dict[str, Any]:
     """As its publisher would write it, tiny; with so short a theta that every pair turns within the prompt."""
     return {
@@ -52,7 +56,7 @@ def base(architecture: str) -> dict[str, Any]:
         "model_type": FAMILIES[architecture], "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 50.0,
-        "tie_word_embeddings": False, "dtype": "float32",
+        "tie_word_embeddings": False, "dtype": "float32", **(GEMMA3 if KNOWN_FAMILIES[architecture].is_gemma3 else {}),
     }  # fmt: skip
 
 
@@ -84,9 +88,16 @@ class Checkpoints:
         model = self.reference(path)
         prompt = random_prompt(PROMPT, seed=self.count)
         prompt = [token % VOCAB for token in prompt]
-        runner = create_runner(
-            RunnerArgs(model_dir=path, device="cpu", tokens_per_block=8, num_blocks=16, max_batch_size=1)
-        )
+        try:
+            runner = create_runner(
+                RunnerArgs(model_dir=path, device="cpu", tokens_per_block=8, num_blocks=64, max_batch_size=1)
+            )
+        except UsageError as refusal:
+            pytest.fail(
+                f"trtx accepts the config {config}, and refuses the weights that transformers' model of it has; "
+                f"correct the row of {config['architectures'][0]} in trtx/checkpoint/families.py (qkv_bias, qk_norm), "
+                f"or what trtx/checkpoint/model_config.py makes of it: {refusal}"
+            )
         player = Player(runner)
         playing = player.add(prompt, room=COUNT, sampling=SamplingParams(prompt_logprobs=1))
         player.finish([playing], COUNT)
@@ -147,6 +158,16 @@ REFUSED: dict[str, tuple[dict[str, Any], ...]] = {
     "LlamaForCausalLM": (WINDOW, HALF, ALTERNATING),
     "Qwen3MoeForCausalLM": ({"num_key_value_heads": None}, ALTERNATING),
     "GptOssForCausalLM": (
+        {"num_key_value_heads": None},
+        {"sliding_window": None, "partial_rotary_factor": 1.0},
+        {"max_position_embeddings": 8192, "sliding_window": None},
+    ),
+    "Gemma3ForCausalLM": (
+        {"num_key_value_heads": None},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50.0}},
+        {"rope_parameters": SCALED | {"rope_theta": 50.0}, "rope_scaling": SCALED},
+        {"rope_parameters": YARN | {"rope_theta": 50.0}},
         {"sliding_window": None, "partial_rotary_factor": 1.0},
         {"max_position_embeddings": 8192, "sliding_window": None},
     ),
@@ -367,11 +388,17 @@ def _scaled() -> st.SearchStrategy[Any]:
     return st.builds(lambda rope, theta: rope | theta, complete, theta)
 
 
+def _of_layers() -> st.SearchStrategy[Any]:
+    """Gemma 3's, by the kind of a layer."""
+    local = st.sampled_from([{"rope_type": "default"}, {"rope_type": "default", "rope_theta": 20.0}])
+    return st.fixed_dictionaries({}, optional={"full_attention": _scaled(), "sliding_attention": local})
+
+
 def _fields() -> dict[str, st.SearchStrategy[Any]]:
     rope = st.one_of(st.none(), _scaled(), _scaled(), _rope())
     windows = [["full_attention"] * 2, ["full_attention", "sliding_attention"], ["sliding_attention"] * 2]
     return {
-        "rope_parameters": rope,
+        "rope_parameters": st.one_of(rope, _of_layers()),
         "rope_scaling": rope,
         "rope_theta": st.sampled_from([50.0, 500.0, 10000]),
         "original_max_position_embeddings": st.sampled_from([16, 32, 64]),
@@ -394,6 +421,12 @@ def _fields() -> dict[str, st.SearchStrategy[Any]]:
         "experts_per_token": st.sampled_from([2, 3]),
         "initial_context_length": st.sampled_from([16, 4096]),
         "attn_logit_softcapping": st.sampled_from([None, None, 30.0]),
+        "final_logit_softcapping": st.sampled_from([None, None, 30.0]),
+        "hidden_activation": st.sampled_from(["gelu_pytorch_tanh", "silu"]),
+        "query_pre_attn_scalar": st.sampled_from([8, 30]),
+        "use_bidirectional_attention": st.sampled_from([None, False, True]),
+        "rope_local_base_freq": st.sampled_from([20.0, 300.0]),
+        "sliding_window_pattern": st.sampled_from([1, 2, 3]),
     }  # fmt: skip
 
 
@@ -483,14 +516,17 @@ def test_foreign_families_are_refused_and_under_a_dense_name_refused_or_computed
     assert len(accepted) > 3, "those whose fields are all known here"
 
 
-_MODELING = (*(f"models/{kind}/modeling_{kind}" for kind in FAMILIES.values()), "masking_utils")
+_MODULES = [kind.removesuffix("_text") for kind in FAMILIES.values()]
+_MODELING = (*(f"models/{kind}/modeling_{kind}" for kind in _MODULES), "masking_utils")
 _ATTRIBUTE = re.compile(r"""\bconfig\.([a-z]\w*)\b(?!\()|getattr\((?:self\.)?config,\s*["'](\w+)["']""")
 # What transformers derives or sets itself, or asks of families other than these.
 _NOT_OF_A_FILE = {
     "per_layer_config",  # of heterogeneous models; refused as unknown
     "attention_chunk_size",  # of layer types other than full attention; refused as unknown
     "get_text_config",
-}
+    # of Gemma 3 with images, another architecture; refused as unknown
+    "text_config", "vision_config", "image_token_id", "mm_tokens_per_image",
+}  # fmt: skip
 
 
 WHERE_KNOWN = (

@@ -10,13 +10,26 @@ from safetensors.torch import load_file
 
 from trtx.checkpoint.formats import FORMATS as STORED
 from trtx.checkpoint.formats import LOADED
-from trtx.torch_engine.runner.formats import FORMATS, Fp8, Int4Awq, Int8SmoothQuant, Nvfp4, shared_input_scale
+from trtx.torch_engine.runner.formats import (
+    FORMATS,
+    Fp8,
+    Fp8Blocks,
+    Fp8PerChannel,
+    Fp8WeightBlocks,
+    Int4Awq,
+    Int8SmoothQuant,
+    Nvfp4,
+    shared_input_scale,
+)
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 
 GOLDEN = load_file(Path(__file__).parent / "golden" / "modelopt.safetensors")
+COMPRESSED = load_file(Path(__file__).parent / "golden" / "compressed_tensors.safetensors")
+PRESETS = {"FP8": "FP8", "FP8_DYNAMIC": "FP8_PER_CHANNEL_PER_TOKEN", "FP8_BLOCK": "FP8_BLOCK_SCALES"}
+FROM_MODELOPT = [algorithm for algorithm in LOADED if algorithm != "FP8_BLOCK_SCALES"]  # which ModelOpt does not export
 
 
-@pytest.mark.parametrize("algorithm", LOADED)
+@pytest.mark.parametrize("algorithm", FROM_MODELOPT)
 def test_a_module_that_modelopt_exported_gives_what_modelopt_computed(algorithm: str) -> None:
     part = {
         name.removeprefix(f"{algorithm}/"): tensor
@@ -30,13 +43,67 @@ def test_a_module_that_modelopt_exported_gives_what_modelopt_computed(algorithm:
     assert algorithm in FORMATS, f"{algorithm}: add its class to FORMATS of trtx/torch_engine/runner/formats.py"
     x, y = part.pop("x"), part.pop("y")
     module = FORMATS[algorithm]()
-    assert {name: tuple(tensor.shape) for name, tensor in part.items()} == {
-        name: stored.shape for name, stored in STORED[algorithm].layout(32, 128, 128).items()
-    }
+    layout = STORED[algorithm].layout(32, 128, 128)
+    assert part.keys() == layout.keys()
+    for name, stored in layout.items():
+        assert stored.misfit(tuple(part[name].shape), str(part[name].dtype).removeprefix("torch.")) is None
+        part[name] = part[name].reshape(stored.shape)
     prepare = module.prepare([part])
     ours = (x if prepare is None else prepare(x)) @ module.dequantize(part).T
     # Of values that lie exactly between two, ModelOpt rounds some the other way: it multiplies by 1 / scale.
     torch.testing.assert_close(ours, y, rtol=1e-4, atol=1e-4 * float(y.abs().max()))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_module_of_compressed_tensors_gives_what_it_computed(preset: str) -> None:
+    part = {
+        name.removeprefix(f"{preset}/"): tensor for name, tensor in COMPRESSED.items() if name.startswith(f"{preset}/")
+    }
+    x, y = part.pop("x"), part.pop("y")
+    if preset == "FP8_DYNAMIC":
+        part["weight_scale"] = part["weight_scale"][:, 0]  # as the runner loads [rows, 1]
+    module = FORMATS[PRESETS[preset]]()
+    prepare = module.prepare([part])
+    assert prepare is not None
+    torch.testing.assert_close(prepare(x) @ module.dequantize(part).T, y, rtol=1e-5, atol=1e-5 * float(y.abs().max()))
+
+
+def test_scales_of_rows_multiply_rows_and_each_token_has_its_own() -> None:
+    part = {"weight": torch.tensor([[1.0, -0.5], [448.0, 2**-9]]).to(FP8), "weight_scale": torch.tensor([0.5, 3.0])}
+    assert Fp8PerChannel().dequantize(part).tolist() == [[0.5, -0.25], [1344.0, 3 * 2**-9]]
+    x = torch.tensor([[448.0, 2.13, -100.0], [896.0, 2.13, -100.0], [0.0, 0.0, 0.0]])
+    # With the scales 1 and 2: 2.13 lies between 2 and 2.25, and 1.065 between 1 and 1.125; 100 between 96 and 104.
+    assert Fp8PerChannel().prepare([part])(x).tolist() == [[448.0, 2.25, -96.0], [896.0, 2.25, -96.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_scales_of_blocks_multiply_blocks_also_where_the_last_is_smaller(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    weight = torch.randn(200, 300).to(FP8)
+    scale = torch.tensor([[1.0, 2.0, 0.5], [4.0, 8.0, 0.25]])
+    expected = weight.float()
+    for row in range(200):
+        for column in range(300):
+            expected[row, column] *= scale[row // 128, column // 128]
+    for name in ("weight_scale_inv", "weight_scale"):
+        assert torch.equal(Fp8Blocks().dequantize({"weight": weight, name: scale}), expected)
+    assert torch.equal(
+        Fp8WeightBlocks().dequantize({"weight": weight, "weight_scale": scale[:, None, :, None]}), expected
+    )
+    assert Fp8WeightBlocks().prepare([]) is None
+    narrow = {"weight": weight[:, :100], "weight_scale_inv": scale[:, :1]}
+    assert torch.equal(Fp8Blocks().dequantize(narrow), expected[:, :100])
+    # An input: 128, 128 and 44 columns have the scales 1, 2 and 4. 2.2, 1.1 and 0.55 become 2.25, 1.125 and 0.5625.
+    x = torch.full((2, 300), 2.2)
+    x[0, ::128] = torch.tensor([448.0, -896.0, 1792.0])
+    x[1] = 0.0
+    rounded = Fp8Blocks().prepare([])(x.to(dtype))
+    assert rounded.dtype == dtype and rounded.is_contiguous()
+    assert rounded[0, ::128].tolist() == [448.0, -896.0, 1792.0] and not rounded[1].any()
+    assert {value for at, value in enumerate(rounded[0].tolist()) if at % 128} == {2.25}
+    x[0, 256] *= 32  # 2.2 / 128 is 0.0171875, between 0.015625 and 0.017578125
+    rounded = Fp8Blocks().prepare([])(x)
+    assert set(rounded[0, 1:128].tolist()) == {2.25} and set(rounded[0, 257:].tolist()) == {0.017578125 * 128}
 
 
 def test_fp8_values_saturate_and_keep_their_scale() -> None:

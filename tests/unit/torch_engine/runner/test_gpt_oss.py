@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from engine_player import assert_equal, served, workload
-from runner_player import Player, build, random_prompt, reference_tokens, save
+from runner_player import Player, build, random_prompt, reference_tokens, save, small_runner
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -25,7 +25,7 @@ from trtx.torch_engine.core.speculation.drafters import NGramDrafter
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
 from trtx.torch_engine.core.speculation.sources import LookupDrafts
 from trtx.torch_engine.core.speculation.speculation import Speculation
-from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.runner import TorchRunner
 
 pytestmark = pytest.mark.slow
 
@@ -43,9 +43,7 @@ def checkpoint(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory)
     return save(model, tmp_path_factory.mktemp("checkpoint"))
 
 
-def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
-    values = {"tokens_per_block": 8, "num_blocks": 80, "max_batch_size": 5, "cpu_threads": 1} | changes
-    return create_runner(RunnerArgs(model_dir=checkpoint, device="cpu", **values))
+new_runner = partial(small_runner, num_blocks=80, cpu_threads=1)
 
 
 def tokens_of(runner: TorchRunner, prompts: list[list[int]], count: int = 16) -> list[list[int]]:

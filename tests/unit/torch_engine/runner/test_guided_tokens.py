@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,9 @@ import pytest
 from engine_player import Wish, assert_equal
 from examples import first_of
 from guided_player import GRAMMARS, follows_its_grammar, guided_workload, served_guided
-from runner_player import build, random_prompt, save
+from runner_player import build, random_prompt, save, small_runner
 
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
-from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
 pytestmark = pytest.mark.slow
 
@@ -22,12 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
 
 
-def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
-    values: dict[str, Any] = {
-        "device": "cpu", "dtype": "float32", "tokens_per_block": 8, "num_blocks": 64, "max_batch_size": 5,
-        "guided": True,
-    } | changes  # fmt: skip
-    return create_runner(RunnerArgs(model_dir=checkpoint, **values))
+new_runner = partial(small_runner, dtype="float32", guided=True)
 
 
 @pytest.mark.parametrize("changes", first_of(1, [{"num_blocks": 11}, {}, {"deterministic": True}]), ids=str)

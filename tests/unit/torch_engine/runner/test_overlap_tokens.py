@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,11 @@ from engine_player import (
     workload,
 )
 from examples import first_of
-from runner_player import build, random_prompt, save
+from runner_player import build, random_prompt, save, small_runner
 
 from trtx.torch_engine.handoff import KvTransport, create_transport
 from trtx.torch_engine.messages import Handoff, Submit
-from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.runner import TorchRunner
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +33,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
 
 
-def new_runner(checkpoint: Path, num_blocks: int = 11) -> TorchRunner:
-    """11 blocks of 8 tokens: one sequence of the longest kind, and little beside it."""
-    return create_runner(
-        RunnerArgs(model_dir=checkpoint, device="cpu", tokens_per_block=8, num_blocks=num_blocks, max_batch_size=5)
-    )
+# 11 blocks of 8 tokens: one sequence of the longest kind, and little beside it.
+new_runner = partial(small_runner, num_blocks=11)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +61,7 @@ def test_tokens_are_the_same_with_and_without_overlap(runner: TorchRunner, seed:
 
 @pytest.fixture(scope="module")
 def runners(checkpoint: Path) -> tuple[TorchRunner, TorchRunner]:
-    return new_runner(checkpoint, 60), new_runner(checkpoint)
+    return new_runner(checkpoint, num_blocks=60), new_runner(checkpoint)
 
 
 @pytest.fixture
@@ -88,8 +86,8 @@ def test_what_is_preempted_after_its_handoff_does_not_read_blocks_that_are_anoth
 ) -> None:
     """Two answers that outgrow the decode side's pool, while the prefill side fills its own with other prompts."""
     wishes = [Wish(0, random_prompt(20, 100 + index), {"max_tokens": 40}, None) for index in range(2)]
-    expected, _ = served(new_runner(checkpoint, 60), wishes, overlap=False)
-    runners = new_runner(checkpoint, 60), new_runner(checkpoint)
+    expected, _ = served(new_runner(checkpoint, num_blocks=60), wishes, overlap=False)
+    runners = new_runner(checkpoint, num_blocks=60), new_runner(checkpoint)
     ends = [create_transport(runner.pool, runner.geometry, routes=["direct"]) for runner in runners]
     prefill, decode = (
         Engine(runner, overlap=overlap, transport=end) for runner, end in zip(runners, ends, strict=True)

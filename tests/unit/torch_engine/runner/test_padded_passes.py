@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ import pytest
 import torch
 from engine_player import assert_equal, served, workload
 from examples import first_of
-from runner_player import VOCAB, Player, build, random_prompt, save
+from runner_player import VOCAB, Player, build, random_prompt, save, small_runner
 
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.shapes import SHAPES
 from trtx.config.torch_passes import PACED_STEPS, PASS_SIZES
 from trtx.errors import UsageError
-from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.runner import RunnerArgs
 from trtx.torch_engine.runner.args import Passes
 from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.padded_passes import PassSize
@@ -35,9 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
 
 
-def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
-    values: dict[str, Any] = {"tokens_per_block": 8, "num_blocks": 60, "max_batch_size": 5, "device": "cpu"} | changes
-    return create_runner(RunnerArgs(model_dir=checkpoint, **values))
+new_runner = partial(small_runner, num_blocks=60)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,12 @@ from engine_player import Engine, Wish, assert_equal
 from examples import first_of
 from guided_player import EOS, character_vocabulary, text_of
 from processed_player import Among, processed_workload, served_processed
-from runner_player import build, random_prompt, save
+from runner_player import build, random_prompt, save, small_runner
 
 from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.logits_processors import LoadedProcessors
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
 
 
-def new_runner(checkpoint: Path, **changes: Any) -> TorchRunner:
-    values: dict[str, Any] = {
-        "device": "cpu", "dtype": "float32", "tokens_per_block": 8, "num_blocks": 64, "max_batch_size": 5,
-    } | changes  # fmt: skip
-    return create_runner(RunnerArgs(model_dir=checkpoint, **values))
+new_runner = partial(small_runner, dtype="float32")
 
 
 @pytest.mark.parametrize("changes", first_of(2, [{"num_blocks": 11}, {"deterministic": True}, {}]), ids=str)

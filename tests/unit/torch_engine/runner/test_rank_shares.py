@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.dense import checkpoint_tensors
-from trtx.checkpoint.formats import LOADED
+from trtx.checkpoint.formats import FORMATS, LOADED
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.tensor_parallel import RankSizes
 from trtx.torch_engine.runner.formats import format_of
@@ -51,8 +51,12 @@ def random_like(shape: tuple[int, ...], dtype: str | None) -> Tensor:
 @pytest.mark.parametrize("algorithm", sorted(LOADED))
 def test_shares_of_a_weight_are_rows_or_columns_of_it(algorithm: str, ranks: int, tmp_path: Path) -> None:
     source = resolve_checkpoint("synthetic:tiny").path
-    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
-    quantization = {"quant_algo": algorithm, "group_size": 32, "exclude_modules": ["lm_head"]}
+    stated = json.loads((source / "config.json").read_text())
+    if FORMATS[algorithm].is_blocked:  # heads of whole blocks: others can't be split
+        stated["head_dim"] = 128
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    group = 128 if FORMATS[algorithm].is_blocked else 32
+    quantization = {"quant_algo": algorithm, "group_size": group, "exclude_modules": ["lm_head"]}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
     config = read_model_config(tmp_path)
     assert config.quantization is not None

@@ -89,7 +89,12 @@ def test_each_kind_of_memory_sleeps_alone(checkpoints: tuple[Path, Path]) -> Non
 @pytest.mark.parametrize("sleeps", [True, False])
 @pytest.mark.parametrize(
     "family",
-    ["qwen2", "qwen3", "llama", *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3_moe", "gpt_oss"))],
+    [
+        "qwen2",
+        "qwen3",
+        "llama",
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3_moe", "gpt_oss", "gemma3")),
+    ],
 )
 def test_new_weights_take_the_place_of_the_old_ones(family: str, sleeps: bool, tmp_path: Path) -> None:
     first, second = pair_of(family, tmp_path)

@@ -28,6 +28,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[int | None, ...]]] = {
     "mistral": ("mistral", {"sliding_window": 9}, (9,)),
     "qwen3, one layer of four sees all": ("qwen3", _MIXED | {"max_window_layers": 1}, (None, 13, 13, 13)),
     "gpt-oss, with sinks": ("gpt_oss", {"num_hidden_layers": 4}, (None, 13)),
+    "gemma3, with two rotary bases": ("gemma3", {}, (None, 13, 13)),
     "qwen2 alternating": ("qwen2", _MIXED | {"layer_types": _ALTERNATING}, (None, 13)),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from engine_player import (
 from examples import first_of
 from guided_player import guided_workload, num_whole, served_guided
 from knowing_drafter import KnowingDrafter
-from runner_player import VOCAB, build, random_prompt, save
+from runner_player import VOCAB, build, random_prompt, save, small_runner
 
 from trtx.torch_engine.core.speculation.drafters import Drafter, NGramDrafter
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
@@ -44,14 +45,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(build("qwen3"), tmp_path_factory.mktemp("checkpoint"))
 
 
-def new_runner(checkpoint: Path, *, deterministic: bool = False, num_blocks: int = 11) -> TorchRunner:
-    """11 blocks of 8 tokens: one sequence of the longest kind, and little more, so that sequences are preempted."""
-    return create_runner(
-        RunnerArgs(
-            model_dir=checkpoint, device="cpu", tokens_per_block=8, num_blocks=num_blocks, max_batch_size=5,
-            guided=True, max_draft_len=MOST, deterministic=deterministic,
-        )
-    )  # fmt: skip
+# 11 blocks of 8 tokens: one sequence of the longest kind, and little more, so that sequences are preempted.
+new_runner = partial(small_runner, num_blocks=11, guided=True, max_draft_len=MOST)
 
 
 @pytest.fixture(scope="module")

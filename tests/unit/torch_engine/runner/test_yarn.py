@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from engine_player import Engine
 from examples import first_of
 from mrope_player import build_vl
-from runner_player import build, random_prompt, reference_tokens, save
+from runner_player import build, random_prompt, reference_tokens, save, small_runner
 from transformers import PreTrainedModel
 
 from trtx.checkpoint import read_model_config
@@ -20,7 +21,7 @@ from trtx.memory.plan import plan_memory
 from trtx.torch_engine.llmapi import LLM, SamplingParams
 from trtx.torch_engine.llmapi.sampling import resolve_sampling
 from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.runner import TorchRunner
 
 pytestmark = pytest.mark.slow
 
@@ -51,12 +52,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return made, directory
 
 
-def new_runner(directory: Path) -> TorchRunner:
-    return create_runner(
-        RunnerArgs(
-            model_dir=directory, device="cpu", dtype="float32", tokens_per_block=8, num_blocks=96, max_batch_size=5
-        )
-    )
+new_runner = partial(small_runner, dtype="float32", num_blocks=96)
 
 
 def prompts() -> list[list[int]]:

@@ -8,10 +8,13 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from trtx.torch_engine.core.sequence import Sequence
+from trtx.torch_engine.core.speculation.accepting import accept_drafted
 from trtx.torch_engine.core.speculation.drafted import Drafted
 from trtx.torch_engine.core.speculation.drafters import Draft
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
 from trtx.torch_engine.core.speculation.sources import DraftSource
+from trtx.torch_engine.messages import Update
+from trtx.torch_engine.step import Sampled
 
 _PROBED = 2  # the token in flight, and one after it
 
@@ -115,11 +118,13 @@ class Speculation:
         self.counts.drafting_s += time.perf_counter() - began
         return drafts
 
-    def verified(self, sequence: Sequence, drafted: Drafted, num_accepted: int) -> None:
-        """Counts a committed draft."""
+    def commit(self, sequence: Sequence, drafted: Drafted, sampled: Sampled) -> Update:
+        """Applies a step with ``drafted`` to its sequence, and counts what was accepted."""
+        update, num_accepted = accept_drafted(sequence, sampled)
         self.counts.add(len(drafted.tokens), num_accepted)
         self._source.verified(sequence, len(drafted.tokens), num_accepted)
         self._lengths.verified(drafted.draft, len(drafted.tokens), num_accepted)
+        return update
 
     def stepped(self, batch: int, drafted: int, seconds: float) -> None:
         """See :meth:`DraftLengths.stepped`."""

@@ -57,7 +57,6 @@ LARGEST = tl.constexpr(LARGEST_FLOAT)
 GROUP = tl.constexpr(64)  # tokens that share one maximum
 MOST_GROUPS = tl.constexpr(128)  # groups that one program holds in registers
 LOWEST_KEY = tl.constexpr(-(2**31))  # below the key of minus infinity
-MOST_TIES = tl.constexpr(2**31 - 1)
 # State of a row between kernels.
 DECIDED, DRAWN, UNDECIDED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # Kinds of a row's partial sums: the weights of all tokens, of the candidates, of the tokens before the drawn token, and

@@ -27,6 +27,8 @@ CONFIGS: dict[str, Any] = {
     "W4A16_AWQ": mtq.INT4_AWQ_CFG,
     "NVFP4": mtq.NVFP4_DEFAULT_CFG,
     "W8A8_SQ_PER_CHANNEL": mtq.INT8_SMOOTHQUANT_CFG,
+    "FP8_PER_CHANNEL_PER_TOKEN": mtq.FP8_PER_CHANNEL_PER_TOKEN_CFG,
+    "FP8_PB_WO": mtq.FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG,
 }
 MODULE = "model.layers.0.self_attn.o_proj"  # its input is no other module's, so the export changes nothing about it
 OTHERS = ("q", "k", "v", "gate", "up", "down")
