@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from called import call
 
 Meddling = Callable[["BenchProcess"], AbstractContextManager[None]]
@@ -27,6 +28,7 @@ PACED = ("--engine", "paced", "--set", "paced_ttft_ms=40", "--set", "paced_itl_m
 RANDOM = ("--prompt-corpus", "random")
 SLOW_PROCESSOR = Path(__file__).with_name("slow_processor")
 _SECONDS = 300.0
+_RUNS = 3
 
 
 class BenchProcess:
@@ -59,9 +61,29 @@ def slow_run(
     through: Sequence[str] = (),
     meddling: Meddling | None = None,
 ) -> Path:
-    """Runs ``trtx bench`` and returns its run directory. ``through``: a command that executes what follows it."""
+    """Runs ``trtx bench`` and returns its run directory. ``through``: a command that executes what follows it.
+
+    Other processes that take this machine's cores make the client and the workers slow as well. A run that says so of
+    a cell is repeated. Skips the test if every run does.
+    """
+    for number in range(_RUNS):
+        made = _one_run(parent / str(number), *arguments, variables=variables, through=through, meddling=meddling)
+        rows = json.loads((made / "summary.json").read_text())["rows"]
+        if not any("foreign CPU use" in row["validity_reasons"] for row in rows):
+            return made
+    pytest.skip(f"other processes used this machine's cores during {_RUNS} runs")
+
+
+def _one_run(
+    parent: Path,
+    *arguments: str,
+    variables: Mapping[str, str] | None,
+    through: Sequence[str],
+    meddling: Meddling | None,
+) -> Path:
+    parent.mkdir(parents=True)
     argv = [*through, sys.executable, "-m", "trtx", "bench", *arguments, "-o", str(parent)]
-    with (parent.parent / f"{parent.name}.txt").open("w+") as output:
+    with parent.with_suffix(".txt").open("w+") as output:
         process = subprocess.Popen(
             argv, stdout=output, stderr=subprocess.STDOUT, text=True, env={**os.environ, **(variables or {})}
         )
