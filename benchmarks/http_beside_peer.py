@@ -208,6 +208,8 @@ def parsed() -> argparse.Namespace:
         options.loads = user_loads(options.load or fixed_loads(options), common)
     except ValueError as error:
         parser.error(str(error))
+    if options.tp < 1:
+        parser.error(f"--tp {options.tp}: expected at least 1 GPU")
     options.words = {name: [] for name in options.peers}
     for text in options.peer_word:
         name, is_pair, word = text.partition("=")

@@ -38,12 +38,17 @@ def read_gemma3(config: Fields, *, hidden_size: int, head_dim: int, is_local: li
     """
     activation = config.word("hidden_activation", repr(_ACTIVATION))
     if activation != _ACTIVATION:
-        config.refuse_here("hidden_activation", f"{_ACTIVATION!r}, which the torch engine computes")
+        config.refuse_here(
+            "hidden_activation", f"{_ACTIVATION!r}: the torch engine has no other gate; use the engine tensorrt-llm"
+        )
     for name in ("final_logit_softcapping", "attn_logit_softcapping"):
         if config.values.get(name) is not None:
             config.refuse_here(name, "null: the torch engine caps no logits; use the engine tensorrt-llm")
     if config.flag("use_bidirectional_attention", missing=False):
-        config.refuse_here("use_bidirectional_attention", "false: the torch engine generates text from left to right")
+        config.refuse_here(
+            "use_bidirectional_attention",
+            "false: the torch engine attends to earlier tokens only; use another checkpoint",
+        )
     scalar = config.count("query_pre_attn_scalar", most=_LARGEST_SCALAR)
     return Gemma3(hidden_size**0.5, (head_dim / scalar) ** 0.5, _local_rope(config), tuple(is_local))
 

@@ -1,4 +1,4 @@
-"""The forward of a decoder. Three optional parameters cover the differences between model families."""
+"""The forward of a decoder. Optional parameters and weights cover the differences between model families."""
 
 from __future__ import annotations
 

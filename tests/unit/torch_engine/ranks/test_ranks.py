@@ -10,28 +10,25 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-import torch
 from engine_player import assert_equal, served, workload
 from examples import first_of
 from guided_player import guided_workload, served_guided
 from processed_player import processed_workload, served_processed
 from quantized_export import export
-from runner_player import Player, build, random_prompt, save
+from runner_player import build, save
+from scored_prompt import logprobs_of, reference
 
 from trtx.errors import UsageError
 from trtx.torch_engine.core.speculation.drafters import NGramDrafter
 from trtx.torch_engine.core.speculation.lengths import DraftLengths
 from trtx.torch_engine.core.speculation.sources import LookupDrafts
 from trtx.torch_engine.core.speculation.speculation import Speculation
-from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.ranks.children import start_ranks
 from trtx.torch_engine.ranks.leader import create_ranked_runner
 from trtx.torch_engine.runner import RunnerArgs, create_runner
-from trtx.torch_engine.step import ModelRunner
 
 pytestmark = pytest.mark.slow
 
-PROMPT = random_prompt(60, 5)
 EXPORTERS = {"FP8_BLOCK_SCALES": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "compressed-tensors"}
 
 
@@ -131,26 +128,12 @@ def test_ranks_of_dynamic_fp8_round_their_own_share_of_an_input(family: str, alg
     )  # fmt: skip
     ranked = create_ranked_runner(args, start_ranks(2, unexpected))
     try:
-        found = prompt_logprobs(ranked)
+        found = logprobs_of(ranked)
     finally:
         ranked.close()
     # The ranks' sums differ in the last bit, which may decide to which float8 value an input is rounded. With one scale
     # for the columns of both ranks the mean is 0.23.
     assert (found - expected).abs().quantile(0.25) < 1e-4 and (found - expected).abs().mean() < 0.05
-
-
-def prompt_logprobs(runner: ModelRunner) -> torch.Tensor:
-    player = Player(runner)
-    playing = player.add(PROMPT, sampling=SamplingParams(prompt_logprobs=0))
-    player.finish([playing], 1)
-    entries = [entry for result in playing.results for entry in result.prompt_logprobs or []]
-    return torch.tensor([entry[token].logprob for entry, token in zip(entries, PROMPT[1:], strict=True)])
-
-
-def reference(model: torch.nn.Module) -> torch.Tensor:
-    with torch.no_grad():
-        logits = model(torch.tensor([PROMPT])).logits[0, :-1]
-    return logits.log_softmax(-1).gather(-1, torch.tensor(PROMPT[1:])[:, None])[:, 0]
 
 
 @pytest.mark.proof

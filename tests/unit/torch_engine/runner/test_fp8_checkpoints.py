@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from quantized_export import export
-from runner_player import Player, build, random_prompt
+from runner_player import build
+from scored_prompt import logprobs_of, reference
 from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, PreTrainedModel
 
 from trtx.checkpoint.model_config import read_model_config
-from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.linear import PlainLinear
 from trtx.torch_engine.runner.mlp import ExpertMlp
@@ -30,7 +30,6 @@ PUBLISHED = (
 # No size is a multiple of 128, and each has more than one block: q has 160 rows, k and v 80, gate and up 288 or 144.
 RAGGED: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 288}
 WHOLE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384}
-PROMPT = random_prompt(60, 5)
 
 
 def uneven(family: str, **changes: Any) -> PreTrainedModel:
@@ -56,17 +55,7 @@ def uneven(family: str, **changes: Any) -> PreTrainedModel:
 def logprobs(directory: Path, *, chunk: int = 10_000, **changes: Any) -> Tensor:
     """Log-probabilities of the prompt's own tokens."""
     values: dict[str, Any] = {"tokens_per_block": 8, "max_tokens": 512, "max_batch_size": 4} | changes
-    player = Player(create_runner(RunnerArgs(model_dir=directory, device="cpu", **values)))
-    playing = player.add(PROMPT, sampling=SamplingParams(prompt_logprobs=0))
-    player.finish([playing], 1, chunk=chunk)
-    entries = [entry for result in playing.results for entry in result.prompt_logprobs or []]
-    return torch.tensor([entry[token].logprob for entry, token in zip(entries, PROMPT[1:], strict=True)])
-
-
-def reference(model: PreTrainedModel) -> Tensor:
-    with torch.no_grad():
-        logits = model(torch.tensor([PROMPT])).logits[0, :-1]
-    return logits.log_softmax(-1).gather(-1, torch.tensor(PROMPT[1:])[:, None])[:, 0]
+    return logprobs_of(create_runner(RunnerArgs(model_dir=directory, device="cpu", **values)), chunk=chunk)
 
 
 def assert_equal(found: Tensor, expected: Tensor) -> None:

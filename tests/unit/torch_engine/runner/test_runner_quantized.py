@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 import torch
 from quantized_export import export
-from runner_player import Player, build, random_prompt, save
+from runner_player import build, save
 from safetensors.torch import load_file, save_file
+from scored_prompt import logprobs_of, reference
 
 from trtx.checkpoint.experts import EXPERT_FORMATS
 from trtx.checkpoint.formats import LOADED
 from trtx.errors import UsageError
-from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.weights import named_tensors
 
 pytestmark = pytest.mark.slow
-
-PROMPT = random_prompt(60, 5)
 
 
 def args(directory: Path, **changes: Any) -> RunnerArgs:
@@ -31,17 +29,7 @@ def args(directory: Path, **changes: Any) -> RunnerArgs:
 
 def prompt_logprobs(directory: Path, *, chunk: int = 10_000, **changes: Any) -> torch.Tensor:
     """Of the prompt's own tokens."""
-    player = Player(create_runner(args(directory, **changes)))
-    playing = player.add(PROMPT, sampling=SamplingParams(prompt_logprobs=0))
-    player.finish([playing], 1, chunk=chunk)
-    entries = [entry for result in playing.results for entry in result.prompt_logprobs or []]
-    return torch.tensor([entry[token].logprob for entry, token in zip(entries, PROMPT[1:], strict=True)])
-
-
-def reference(model: torch.nn.Module) -> torch.Tensor:
-    with torch.no_grad():
-        logits = model(torch.tensor([PROMPT])).logits[0, :-1]
-    return logits.log_softmax(-1).gather(-1, torch.tensor(PROMPT[1:])[:, None])[:, 0]
+    return logprobs_of(create_runner(args(directory, **changes)), chunk=chunk)
 
 
 def edit(directory: Path, **changes: Any) -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import golden_file
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme, QuantizationStatus, preset_name_to_scheme
 from compressed_tensors.quantization.lifecycle.forward import set_forward_quantized
 from compressed_tensors.quantization.utils import calculate_qparams
-from safetensors.torch import save_file
 from torch import Tensor
 
 ROWS, COLUMNS, TOKENS, BLOCK = 176, 256, 5, 128
@@ -61,16 +61,11 @@ def golden(scheme: QuantizationScheme) -> dict[str, Tensor]:
 
 def main() -> None:
     found = {
-        f"{preset}/{name}": tensor.contiguous()
+        f"{preset}/{name}": tensor
         for preset in ("FP8", "FP8_DYNAMIC", "FP8_BLOCK")
         for name, tensor in golden(preset_name_to_scheme(preset, ["Linear"])).items()
     }
-    path = Path(__file__).with_name("compressed_tensors.safetensors")
-    save_file(found, path)
-    path.chmod(0o644)
-    for name, tensor in found.items():
-        print(name, tensor.dtype, list(tensor.shape))
-    print(f"{path}: {path.stat().st_size} bytes")
+    golden_file.write(Path(__file__).with_name("compressed_tensors.safetensors"), found)
 
 
 if __name__ == "__main__":

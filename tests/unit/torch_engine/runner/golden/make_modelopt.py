@@ -14,12 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import golden_file
 import modelopt.torch.quantization as mtq
 import modelopt.torch.quantization.tensor_quant as tensor_quant
 import torch
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 CONFIGS: dict[str, Any] = {
@@ -79,16 +80,11 @@ def golden(config: dict[str, Any]) -> dict[str, torch.Tensor]:
 def main() -> None:
     tensor_quant.dynamic_block_quantize_op = nvfp4_blocks
     found = {
-        f"{algorithm}/{name}": tensor.contiguous()
+        f"{algorithm}/{name}": tensor
         for algorithm, config in CONFIGS.items()
         for name, tensor in golden(config).items()
     }
-    path = Path(__file__).with_name("modelopt.safetensors")
-    save_file(found, path)
-    path.chmod(0o644)
-    for name, tensor in found.items():
-        print(name, tensor.dtype, list(tensor.shape))
-    print(f"{path}: {path.stat().st_size} bytes")
+    golden_file.write(Path(__file__).with_name("modelopt.safetensors"), found)
 
 
 if __name__ == "__main__":
