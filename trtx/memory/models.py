@@ -11,7 +11,7 @@ from trtx.checkpoint.dense import layer_products
 from trtx.checkpoint.drafts import find_draft
 from trtx.checkpoint.experts import MXFP4
 from trtx.checkpoint.facts import dtype_of, read_config
-from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, has_scaled_products
+from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, products_of
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.quantization import read_quantization
 from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks, rank_config
@@ -60,7 +60,7 @@ def _for_torch(
     shape = replace(shape, context_length=config.max_position)
     capability = (device.capability or capability_of(device.name)) if device.is_gpu else None
     dtype = torch_engine.compute_dtype(limits.dtype, config.dtype, is_gpu=device.is_gpu)
-    scaled = has_scaled_products(capability, dtype)
+    scaled = products_of(capability, dtype)
     stored = torch_engine.stored_names(directory, config.architecture)
     layers = (
         torch_engine.layer_bytes(config, layer, dtype=dtype, scaled_products=scaled, stored=stored)

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.experts import EXPERT_FORMATS
 from trtx.checkpoint.families import FAMILIES
-from trtx.checkpoint.formats import DTYPES, LOADED, has_scaled_products
+from trtx.checkpoint.formats import DTYPES, LOADED, products_of
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks
 from trtx.errors import UsageError
@@ -193,7 +193,7 @@ def test_planned_memory_is_what_the_runner_takes(
         plan = plan_memory(tmp_path, "agg", values, engine="torch", device=device)
         weights = load_weights(
             tmp_path, config, device=torch.device("cpu"), dtype=getattr(torch, dtype),
-            scaled_products=has_scaled_products(device.capability, dtype), split=split,
+            scaled_products=products_of(device.capability, dtype), split=split,
         )  # fmt: skip
         held = _held_bytes(weights)
         assert plan.weight_bytes == held, (

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from trtx.checkpoint.drafts import EAGLE3
-from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
+from trtx.checkpoint.formats import FP8_DTYPE
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.tensor_parallel import RankSizes
 from trtx.errors import UsageError
@@ -17,7 +17,7 @@ from trtx.memory.draft_models import NO_DRAFT_MODEL
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
-from trtx.torch_engine.runner.args import RunnerArgs, capability_of
+from trtx.torch_engine.runner.args import RunnerArgs, capability_of, products_on
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.draft_args import draft_memory_of, draft_runner_args
 from trtx.torch_engine.runner.draft_target import SmallModel
@@ -88,7 +88,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     passes = args.passes(config, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    scaled = has_scaled_products(capability, computed)
+    scaled = products_on(device, computed)
     multiplier = _multiplier(args, device)
     draft_needs = draft_memory_of(args, config, computed) if args.draft is not None else NO_DRAFT_MODEL
     overlaps = capability is not None and capability >= _OVERLAPS
