@@ -176,9 +176,10 @@ def _drawn_as_stored(
     if wanted.dtype == "float32":
         scale = 8.0 / FP8_MAX if name.endswith("input_scale") else config.synthetic_std / _FP8_STD
         return torch.full(wanted.shape, scale, device=device)
+    algorithm = config.quantization.algorithm if config.quantization is not None else None
     raise UsageError(
-        f"weights of {config.quantization and config.quantization.algorithm} can't be drawn from a seed; expected an FP8 "
-        f"format ({', '.join(EXPERT_FORMATS)}), or a checkpoint with weights"
+        f"weights of {algorithm} can't be drawn from a seed; expected {', '.join(EXPERT_FORMATS)}, or a checkpoint with "
+        "weights"
     )
 
 

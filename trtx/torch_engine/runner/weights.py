@@ -132,7 +132,8 @@ def load_weights(
     is_mxfp4 = config.experts is not None and config.experts.is_mxfp4
     if device.type == "cuda" and (loader.num_dequantized or is_mxfp4):
         log.warning(
-            "%s weights are dequantized to %s on this GPU: as exact as they were, but no smaller and no faster",
+            "%s weights that no matmul takes as stored are dequantized to %s on this GPU: as exact as they were, but no "
+            "smaller and no faster",
             MXFP4 if is_mxfp4 else config.quantization and config.quantization.algorithm,
             dtype,
         )
