@@ -178,7 +178,7 @@ def _drawn_as_stored(
         return torch.full(wanted.shape, scale, device=device)
     algorithm = config.quantization.algorithm if config.quantization is not None else None
     raise UsageError(
-        f"weights of {algorithm} can't be drawn from a seed; expected {', '.join(EXPERT_FORMATS)}, or a checkpoint with "
+        f"{algorithm} weights can't be drawn from a seed; expected {', '.join(EXPERT_FORMATS)}, or a checkpoint with "
         "weights"
     )
 

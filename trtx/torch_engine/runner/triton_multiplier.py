@@ -204,7 +204,27 @@ def triton_multiplier() -> InvariantMultiplier:
     return InvariantMultiplier([TritonTiling(_FEW_ROWS), TritonTiling(_MANY_ROWS)])
 
 
-class InvariantScaledLinear:
+class _InvariantLinear:
+    """A :class:`trtx.torch_engine.runner.linear.Linear` with a float8 weight and batch-invariant rows."""
+
+    input_scale: Tensor | None = None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, product: InvariantMultiplier) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._product = product
+        if weight.is_cuda:  # else the values are only copied to a GPU
+            self.admit()
+
+    def admit(self) -> None:
+        """Tests the tilings: see :meth:`InvariantMultiplier.admit`. Done at once on a GPU."""
+        self._product.admit(self._weight, self._bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, self._weight, self._bias)
+
+
+class InvariantScaledLinear(_InvariantLinear):
     """:class:`trtx.torch_engine.runner.scaled_linear.ScaledLinear` with batch-invariant rows."""
 
     def __init__(
@@ -212,58 +232,33 @@ class InvariantScaledLinear:
     ) -> None:
         """``weight`` float8_e4m3fn [rows, columns]; ``row_scales`` float32 [rows]; ``input_scale`` float32 scalar."""
         self.input_scale = input_scale
-        self._weight = weight
-        self._bias = bias
         self._scales = (row_scales * input_scale).contiguous()
-        tilings = [TritonTiling(_FEW_ROWS, self._scales), TritonTiling(_MANY_ROWS, self._scales)]
-        self._product = InvariantMultiplier(tilings, out_dtype=dtype)
-        if weight.is_cuda:  # else the values are only copied to a GPU
-            self._product.admit(weight, bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, self._weight, self._bias)
+        tilings = [TritonTiling(rows, self._scales) for rows in (_FEW_ROWS, _MANY_ROWS)]
+        super().__init__(weight, bias, InvariantMultiplier(tilings, out_dtype=dtype))
 
 
-class InvariantRowScaledLinear:
+class InvariantRowScaledLinear(_InvariantLinear):
     """:class:`trtx.torch_engine.runner.scaled_linear.RowScaledLinear` with batch-invariant rows."""
-
-    input_scale = None
 
     def __init__(self, *, weight: Tensor, row_scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         """``weight`` float8_e4m3fn [rows, columns]; ``row_scales`` float32 [rows]."""
-        self._weight = weight
-        self._bias = bias
         self._scales = row_scales.contiguous()
         quantize = quantizer(ROW_SCALES, weight.device)
         tilings = [TritonTiling(rows, self._scales, quantize) for rows in (_FEW_ROWS, _MANY_ROWS)]
-        self._product = InvariantMultiplier(tilings, x_dtype=dtype)
-        if weight.is_cuda:
-            self._product.admit(weight, bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, self._weight, self._bias)
+        super().__init__(weight, bias, InvariantMultiplier(tilings, x_dtype=dtype))
 
 
-class InvariantBlockScaledLinear:
+class InvariantBlockScaledLinear(_InvariantLinear):
     """:class:`trtx.torch_engine.runner.scaled_linear.BlockScaledLinear` with batch-invariant rows."""
-
-    input_scale = None
 
     def __init__(self, *, weight: Tensor, block_scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         """``weight`` float8_e4m3fn [rows, columns], multiples of 128; ``block_scales`` float32 [rows / 128, columns /
         128].
         """
-        self._weight = weight
-        self._bias = bias
         self._scales = padded_scales(block_scales)
         quantize = quantizer(BLOCK_SCALES, weight.device)
         tilings = [TritonTiling(rows, None, quantize, self._scales) for rows in (_FEW_ROWS, _MANY_ROWS)]
-        self._product = InvariantMultiplier(tilings, x_dtype=dtype)
-        if weight.is_cuda:
-            self._product.admit(weight, bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, self._weight, self._bias)
+        super().__init__(weight, bias, InvariantMultiplier(tilings, x_dtype=dtype))
 
 
 INVARIANT_LINEARS: Mapping[str, Callable[..., Linear]] = {

@@ -132,7 +132,7 @@ def load_weights(
     is_mxfp4 = config.experts is not None and config.experts.is_mxfp4
     if device.type == "cuda" and (loader.num_dequantized or is_mxfp4):
         log.warning(
-            "%s weights that no matmul takes as stored are dequantized to %s on this GPU: as exact as they were, but no "
+            "%s weights that no matmul takes as stored are dequantized to %s on this GPU: as exact as before, but no "
             "smaller and no faster",
             MXFP4 if is_mxfp4 else config.quantization and config.quantization.algorithm,
             dtype,
