@@ -201,7 +201,8 @@ class RaggedAttention:
         In a CUDA graph, the lists run concurrently: decodes are bound by memory, chunks by arithmetic. Outside a graph
         they run in sequence, because the additional launches would cost the host more time than they save.
         """
-        first, *others = (one for one in work if one.window == self._windows[layer])
+        lists = [one for one in work if one.window == self._windows[layer]]
+        others = lists[1:]
         if others and q.is_cuda and torch.cuda.is_current_stream_capturing():
             main = torch.cuda.current_stream()
             self._beside = self._beside or torch.cuda.Stream()
@@ -209,10 +210,10 @@ class RaggedAttention:
             with torch.cuda.stream(self._beside):
                 for part in others:
                     self._attend(q, layer, part, out, scale, sinks, overlaps)
-            self._attend(q, layer, first, out, scale, sinks, overlaps)
+            self._attend(q, layer, lists[0], out, scale, sinks, overlaps)
             main.wait_stream(self._beside)
         else:
-            for part in (first, *others):
+            for part in lists:
                 self._attend(q, layer, part, out, scale, sinks, overlaps)
 
     def _attend(
