@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trtx.checkpoint.formats import FP8_BLOCK
 from trtx.torch_engine.runner.fp8 import FP8, padded_rows
+from trtx.torch_engine.runner.kernels import OVERLAPPED_TOKENS
 from trtx.torch_engine.triton_pointwise import quantize_groups_kernel, quantize_rows_kernel
 
 _GROUPS = 8  # of FP8_BLOCK columns in a program
@@ -19,7 +20,11 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     out = torch.empty(rows, columns, dtype=FP8, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(columns)
-    quantize_rows_kernel[(rows,)](x, out, scales, columns, BLOCK=block, num_warps=min(16, max(1, block // 512)))
+    overlaps = _overlaps(x)
+    quantize_rows_kernel[(rows,)](
+        x, out, scales, columns, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+        OVERLAPS=overlaps, launch_pdl=overlaps,
+    )  # fmt: skip
     return out, scales
 
 
@@ -29,7 +34,14 @@ def quantize_groups(x: Tensor) -> tuple[Tensor, Tensor]:
     padded, groups = padded_rows(rows), columns // FP8_BLOCK
     out = torch.empty(padded, columns, dtype=FP8, device=x.device)
     scales = torch.empty(groups, padded, dtype=torch.float32, device=x.device)
+    overlaps = _overlaps(x)
     quantize_groups_kernel[(padded, triton.cdiv(groups, _GROUPS))](
-        x, out, scales, rows, padded, columns, GROUPS=_GROUPS, WIDTH=FP8_BLOCK, num_warps=4
-    )
+        x, out, scales, rows, padded, columns, GROUPS=_GROUPS, WIDTH=FP8_BLOCK, num_warps=4,
+        OVERLAPS=overlaps, launch_pdl=overlaps,
+    )  # fmt: skip
     return out, scales.t()
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether the launch may begin before the previous one has ended. GPUs with these matmuls support it."""
+    return not x.is_cpu and x.shape[0] <= OVERLAPPED_TOKENS
