@@ -15,8 +15,8 @@ from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.expert_tiles import ExpertTiles, fixed_tiles
 from trtx.torch_engine.runner.fp8 import FP8
-from trtx.torch_engine.runner.kernels import OVERLAPPED_TOKENS, Attention, KvCache, PassInputs, Spans
-from trtx.torch_engine.runner.linear import MOST_ROWS, Linear, Multiplier, PlainLinear
+from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.linear import MOST_ROWS, OVERLAPPED_TOKENS, Linear, Multiplier, PlainLinear
 from trtx.torch_engine.runner.mlp import (
     DenseMlp,
     ExpertBackend,

@@ -26,9 +26,9 @@ from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
-from trtx.torch_engine.runner.kernels import OVERLAPPED_TOKENS, Attention, Kernels, KvCache
+from trtx.torch_engine.runner.kernels import Attention, Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
-from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, LayerProducts, Multiplier
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, OVERLAPPED_TOKENS, LayerProducts, Multiplier
 from trtx.torch_engine.runner.mlp import ExpertBackend
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.padded_passes import PaddedPasses

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trtx.checkpoint.formats import FP8_BLOCK
 from trtx.torch_engine.runner.fp8 import FP8, padded_rows
-from trtx.torch_engine.runner.kernels import OVERLAPPED_TOKENS
+from trtx.torch_engine.runner.linear import OVERLAPPED_TOKENS
 from trtx.torch_engine.triton_pointwise import quantize_groups_kernel, quantize_rows_kernel
 
 _GROUPS = 8  # of FP8_BLOCK columns in a program
