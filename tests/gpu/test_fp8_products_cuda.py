@@ -123,7 +123,7 @@ def test_a_captured_product_computes_with_new_inputs_what_an_eager_one_does(kind
     for _ in range(3):
         x.copy_(input_of(num_rows, 4096))
         graph.replay()
-        assert torch.equal(found, linear(x))
+        assert error_of(found, linear(x)) < 5e-3
 
 
 def exported(directory: Path, exporter: str, algorithm: str, family: str = "qwen3", **changes: Any) -> Path:
@@ -145,28 +145,30 @@ def logprobs_from(one: TorchRunner, chunk: int = 10_000) -> torch.Tensor:
     return torch.tensor([entry[token].logprob for entry, token in zip(entries, prompt[1:], strict=True)])
 
 
-def logprobs(directory: Path, device: str = "cuda", *, chunk: int = 10_000, **changes: Any) -> torch.Tensor:
+def logprobs(directory: Path, device: str = "cuda", **changes: Any) -> torch.Tensor:
     one = runner(directory, device, **changes)
-    found = logprobs_from(one, chunk)
+    found = logprobs_from(one)
     one.close()
     return found
 
 
-@pytest.mark.parametrize("chunk", [10_000, 48])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "qwen3_moe"])
 @pytest.mark.parametrize(("exporter", "algorithm"), PUBLISHED)
 def test_a_published_checkpoint_computes_on_a_gpu_what_it_does_on_a_cpu(
-    tmp_path: Path, exporter: str, algorithm: str, family: str, chunk: int
+    tmp_path: Path, exporter: str, algorithm: str, family: str
 ) -> None:
     """qwen2 has biases, llama a tied head, qwen3_moe experts, of which only those with static scales stay in float8."""
     directory = exported(tmp_path, exporter, algorithm, family)
     exact = logprobs(directory, "cpu", dtype="float32")
-    assert (logprobs(directory, dtype="float32") - exact).abs().mean() < 0.05  # dequantized, on the GPU
-    scaled = logprobs(directory, chunk=chunk, dtype="bfloat16")
-    dequantized = logprobs(directory, "cpu", dtype="bfloat16")
-    # bfloat16 moves some activations to the next float8 value: as many with one kind of product as with the other.
-    found, usual = ((one - exact).abs().mean() for one in (scaled, dequantized))
-    assert found < 1.5 * usual, f"{found:.4f} beside {usual:.4f} of dequantized weights"
+    wide = logprobs(directory, dtype="float32", cuda_graphs=False)  # dequantized, on the GPU
+    assert (wide - exact).abs().mean() < 0.05
+    usual = (logprobs(directory, "cpu", dtype="bfloat16") - exact).abs().mean()
+    one = runner(directory, dtype="bfloat16", cuda_graphs=False)
+    for chunk in (10_000, 48):
+        # bfloat16 moves some activations to the next float8 value: as many with one kind of product as with the other.
+        found = (logprobs_from(one, chunk) - exact).abs().mean()
+        assert found < 1.5 * usual, f"{found:.4f} in chunks of {chunk}, beside {usual:.4f} of dequantized weights"
+    one.close()
 
 
 @pytest.mark.parametrize(("exporter", "algorithm"), PUBLISHED)
@@ -219,25 +221,26 @@ def test_weights_return_after_sleep_and_give_way_to_others(tmp_path: Path, algor
         exported(tmp_path / name, "compressed-tensors", algorithm, initializer_range=wide)
         for name, wide in (("one", 0.06), ("other", 0.05))
     )
-    wanted = logprobs(other, dtype="bfloat16")
-    one = runner(directory, dtype="bfloat16", sleeps=True, keeps_weights=keeps_weights)
+    wanted = logprobs(other, dtype="bfloat16", max_batch_size=4)
+    one = runner(directory, dtype="bfloat16", max_batch_size=4, sleeps=True, keeps_weights=keeps_weights)
     first = logprobs_from(one)
+    assert (first - wanted).abs().mean() > 0.1, "the checkpoints are alike: nothing is compared"
     one.release(MEMORY_TAGS)
     one.restore(MEMORY_TAGS)
-    assert torch.equal(logprobs_from(one), first)
+    assert (logprobs_from(one) - first).abs().mean() < 0.01
     one.update_weights(other)
-    assert torch.equal(logprobs_from(one), wanted)
+    assert (logprobs_from(one) - wanted).abs().mean() < 0.01
     one.release(MEMORY_TAGS)
     one.update_weights(directory)
     one.restore(MEMORY_TAGS)
-    assert torch.equal(logprobs_from(one), first)
+    assert (logprobs_from(one) - first).abs().mean() < 0.01
     one.close()
 
 
 @pytest.mark.parametrize("algorithm", ["FP8_BLOCK_SCALES", "FP8_PER_CHANNEL_PER_TOKEN"])
 def test_a_deterministic_runner_gives_a_request_the_same_bits_in_any_batch(tmp_path: Path, algorithm: str) -> None:
     directory = exported(tmp_path, "compressed-tensors", algorithm)
-    one = runner(directory, dtype="bfloat16", deterministic=True)
+    one = runner(directory, dtype="bfloat16", max_batch_size=8, deterministic=True)
     prompts = [random_prompt(length, length) for length in (3, 40, 90, 130)]
     sampling = SamplingParams(max_tokens=8, logprobs=0)
     player = Player(one)
