@@ -55,6 +55,7 @@ from trtx.torch_engine.step import ModelRunner, StepEmbedding
 
 if TYPE_CHECKING:
     from trtx.torch_engine.handoff.ranked import KvRanks
+    from trtx.torch_engine.ranks.leader import LeadingRunner
     from trtx.torch_engine.runner import RunnerArgs
 
 
@@ -103,12 +104,12 @@ def main() -> None:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
         with nothing_of_it_is_garbage():
-            core = _build(start, channel, on_compiled=lambda: inbox.put(GrammarCompiled()))
+            core, parking = _build(start, channel, on_compiled=lambda: inbox.put(GrammarCompiled()))
             built.set_result(core.runner)
             gc.collect()
         reports = ReportSender(channel.send, inbox.put)
         try:
-            _loop(core, _parking(start.args, core), reports, inbox)
+            _loop(core, parking, reports, inbox)
         finally:
             reports.close()
         core.close()
@@ -141,16 +142,20 @@ def _load(message: PutEmbedding, runner: ModelRunner) -> LoadedEmbedding:
         return LoadedEmbedding(message.key, problem)
 
 
-def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], None]) -> EngineCore:
+def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], None]) -> tuple[EngineCore, Parking]:
     args = start.args
     sys.path += [path for path in start.import_path if path not in sys.path]
     batched = _batched_processor(start.batched_processor)
     channel.send(Progress(f"loading {args.model}"))
-    runner, kv_ranks = _create_runner(args, channel)
+    runner, leader = _create_runner(args, channel)
+
+    def new_transport() -> KvTransport:
+        return _new_transport(runner, leader.kv_ranks if leader is not None else None)
+
     transport = None
     if args.transport is not None:
         channel.send(Progress("registering the KV pool for handoff"))
-        transport = _new_transport(runner, kv_ranks)
+        transport = new_transport()
     kv = args.kv_cache_config
     host_copies = None
     if kv.host_cache_size:
@@ -191,15 +196,11 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
             runner.device_memory_bytes(),
         )
     )
-    return core
+    again = new_transport if transport is not None else None
+    return core, Parking(core, can_sleep=args.sleep_config is not None, new_transport=again)
 
 
-def _parking(args: LlmArgs, core: EngineCore) -> Parking:
-    new_transport = None if args.transport is None else partial(_new_transport, core.runner)
-    return Parking(core, can_sleep=args.sleep_config is not None, new_transport=new_transport)
-
-
-def _new_transport(runner: ModelRunner, kv_ranks: KvRanks | None = None) -> KvTransport:
+def _new_transport(runner: ModelRunner, kv_ranks: KvRanks | None) -> KvTransport:
     from trtx.torch_engine.handoff import create_transport, direct_offer
     from trtx.torch_engine.handoff.fault import FaultyTransport
     from trtx.torch_engine.handoff.ranked import RankedTransport
@@ -272,7 +273,8 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
     )
 
 
-def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> tuple[ModelRunner, KvRanks | None]:
+def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> tuple[ModelRunner, LeadingRunner | None]:
+    """Returns the runner, and the same one once more if it leads several ranks."""
     if args.tensor_parallel_size == 1:
         from trtx.torch_engine.runner import create_runner
 
@@ -287,7 +289,7 @@ def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> tuple[ModelRunn
     from trtx.torch_engine.ranks.leader import create_ranked_runner
 
     leader = create_ranked_runner(runner_args(args), ranks, hands_off=args.transport is not None)
-    return leader, leader.kv_ranks
+    return leader, leader
 
 
 def _end(channel: Channel[ToEngine], error: Exception) -> None:

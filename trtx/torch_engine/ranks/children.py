@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from trtx.errors import UsageError
 from trtx.torch_engine.handoff.codec import DirectOffer
 from trtx.torch_engine.handoff.ranked import PartEnded, PartRead
+from trtx.torch_engine.ranks.memory_requests import MEMORY, ShareDone, ShareRequest
 from trtx.torch_engine.ranks.pipe import PART_READ, Pipe, RankFailed, RankReady, RankStart
 
 _EXIT_GRACE_S = 5.0
@@ -36,6 +37,7 @@ class RankProcess:
         self._pipe = Pipe(ours)
         self._ready: SimpleQueue[RankReady] = SimpleQueue()
         self._ended_parts: SimpleQueue[PartEnded] = SimpleQueue()
+        self._shares_done: SimpleQueue[ShareDone] = SimpleQueue()
         self._is_closing = False
         threading.Thread(target=self._watch, name=f"rank-{rank}", daemon=True).start()
 
@@ -53,6 +55,13 @@ class RankProcess:
     def send(self, frame: bytes) -> None:
         with suppress(OSError):  # dead already: the watcher reads its end of file
             self._pipe.send(frame)
+
+    def ask_memory(self, request: ShareRequest) -> None:
+        """Sends a request, which the next :meth:`wait_memory` answers. No step may be in flight."""
+        self.send(MEMORY + pickle.dumps(request))
+
+    def wait_memory(self) -> ShareDone:
+        return self._shares_done.get()
 
     def take_parts(self) -> list[PartEnded]:
         """Returns the parts that ended since the last call, without blocking."""
@@ -78,6 +87,8 @@ class RankProcess:
                 self._ready.put(message)
             elif isinstance(message, PartEnded):
                 self._ended_parts.put(message)
+            elif isinstance(message, ShareDone):
+                self._shares_done.put(message)
             elif isinstance(message, RankFailed):
                 text = f"rank {self.rank}: {message.text}"
                 self._died(UsageError(text) if message.is_usage else RuntimeError(text))
