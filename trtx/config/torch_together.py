@@ -13,10 +13,6 @@ def conflict(values: Mapping[str, Any]) -> str | None:
     tier = "kv_cache_config.host_cache_size" if isinstance(kv, Mapping) and kv.get("host_cache_size") else None
     sleep = "sleep_config" if values.get("sleep_config") is not None else None
     draft = f"the draft model of {model}" if model is not None else None
-    gpus = int(values.get("tensor_parallel_size") or 1)
-    ranks = f"tensor_parallel_size is {gpus}" if gpus > 1 else None
-    if ranks and (other := tier):
-        return f"{ranks}, and {other} works on one GPU only; use --tp 1, or leave {other} out"
     if draft and tier:
         return f"{tier} leaves out the KV of {draft}; use NGram or SA, or leave {tier} out"
     if sleep and draft and model != "Draft_Target":

@@ -24,6 +24,7 @@ from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.ipc.child_messages import Progress, Shutdown
 from trtx.torch_engine import kv_fault
+from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.grammars import Grammars
@@ -159,10 +160,9 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
     kv = args.kv_cache_config
     host_copies = None
     if kv.host_cache_size:
-        from trtx.torch_engine.runner.host_copies import create_host_copies
-
-        channel.send(Progress(f"allocating {kv.host_cache_size >> 20} MiB of host memory for the KV cache"))
-        host_copies = create_host_copies(runner.pool, kv.host_cache_size, len(runner.geometry.groups))
+        total = kv.host_cache_size * args.tensor_parallel_size
+        channel.send(Progress(f"allocating {total >> 20} MiB of host memory for the KV cache"))
+        host_copies = _create_host_copies(kv.host_cache_size, runner, leader)
     spec = args.speculative_config
     core = EngineCore(
         runner,
@@ -278,18 +278,32 @@ def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> tuple[ModelRunn
     if args.tensor_parallel_size == 1:
         from trtx.torch_engine.runner import create_runner
 
-        if args.kv_cache_config.host_cache_size:
-            from trtx.torch_engine.runner.host_copies import check_host_memory
-
-            check_host_memory(args.kv_cache_config.host_cache_size)
+        _check_host_memory(args)
         return create_runner(runner_args(args)), None
     from trtx.torch_engine.ranks.children import start_ranks
 
     ranks = start_ranks(args.tensor_parallel_size, partial(_end, channel))
     from trtx.torch_engine.ranks.leader import create_ranked_runner
 
+    _check_host_memory(args)
     leader = create_ranked_runner(runner_args(args), ranks, hands_off=args.transport is not None)
     return leader, leader
+
+
+def _create_host_copies(num_bytes: int, runner: ModelRunner, leader: LeadingRunner | None) -> BlockCopies:
+    if leader is not None:
+        return leader.create_host_copies(num_bytes)
+    from trtx.torch_engine.runner.host_copies import create_host_copies
+
+    return create_host_copies(runner.pool, num_bytes, len(runner.geometry.groups))
+
+
+def _check_host_memory(args: LlmArgs) -> None:
+    """Raises UsageError if this machine lacks the memory of the host tier."""
+    if args.kv_cache_config.host_cache_size:
+        from trtx.torch_engine.runner.host_copies import check_host_memory
+
+        check_host_memory(args.kv_cache_config.host_cache_size, args.tensor_parallel_size)
 
 
 def _end(channel: Channel[ToEngine], error: Exception) -> None:

@@ -14,6 +14,7 @@ from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks
 from trtx.errors import UsageError
 from trtx.ipc.shared_tensor import SharedTensor
+from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.drafting import DraftModel
 from trtx.torch_engine.handoff.head_share import HeadShares
@@ -21,10 +22,20 @@ from trtx.torch_engine.handoff.ranked import KvRanks
 from trtx.torch_engine.messages import MemoryTag
 from trtx.torch_engine.ranks.children import RankProcess, ReadingRank
 from trtx.torch_engine.ranks.group import DistributedGroup
-from trtx.torch_engine.ranks.memory_requests import EndUpdate, ReadShare, ReleaseShare, RestoreShare, ShareRequest
+from trtx.torch_engine.ranks.host_copies import RankedBlockCopies
+from trtx.torch_engine.ranks.memory_requests import (
+    CloseHostPool,
+    EndUpdate,
+    OpenHostPool,
+    ReadShare,
+    ReleaseShare,
+    RestoreShare,
+    ShareRequest,
+)
 from trtx.torch_engine.ranks.pipe import RankStart
 from trtx.torch_engine.ranks.plans import PlanWriter
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.runner.host_copies import create_host_copies
 from trtx.torch_engine.runner.runner_memory import NewWeights
 from trtx.torch_engine.step import Batch, ExpertBalance, LaunchedStep, StepEmbedding
 
@@ -103,6 +114,21 @@ class LeadingRunner:
         done.raise_first()
         self._on_ranks(EndUpdate(replaces=True), lambda: self._own.replace_weights(read[0])).raise_first()
         self.geometry = self._own.geometry
+
+    def create_host_copies(self, num_bytes: int) -> RankedBlockCopies:
+        """Allocates ``num_bytes`` of host memory at each rank, for blocks that are evicted from its pool.
+
+        Raises UsageError if a rank can't; the engine can't start then.
+        """
+        own: list[BlockCopies] = []
+        done = self._on_ranks(
+            OpenHostPool(num_bytes),
+            lambda: own.append(create_host_copies(self.pool, num_bytes, len(self.geometry.groups))),
+        )
+        done.raise_first()
+        return RankedBlockCopies(
+            own[0], self.ranks, lambda: self._on_ranks(CloseHostPool(), lambda: None).raise_first()
+        )
 
     def _on_ranks(self, request: ShareRequest, own: Callable[[], None], among: Collection[int] | None = None) -> _Done:
         """Does the same on all ranks at once, or on those ``among`` them; ``own`` is rank 0's part."""

@@ -44,7 +44,19 @@ class EndUpdate:
     replaces: bool
 
 
-ShareRequest = ReleaseShare | RestoreShare | ReadShare | EndUpdate
+@dataclass(frozen=True, slots=True)
+class OpenHostPool:
+    """Allocate so much host memory for the rank's evicted blocks."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseHostPool:
+    """Give that memory back, once all copies are done."""
+
+
+ShareRequest = ReleaseShare | RestoreShare | ReadShare | EndUpdate | OpenHostPool | CloseHostPool
 
 
 @dataclass(frozen=True, slots=True)

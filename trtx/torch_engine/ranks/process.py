@@ -21,13 +21,17 @@ from typing import TYPE_CHECKING
 from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.torch_engine.parent import die_with_parent
+from trtx.torch_engine.ranks.host_copies import COPIES
 from trtx.torch_engine.ranks.memory_requests import MEMORY
 from trtx.torch_engine.ranks.pipe import PART_READ, Pipe, RankFailed, RankReady, RankStart
 from trtx.torch_engine.ranks.plans import PlanReader
 from trtx.torch_engine.step import LaunchedStep
 
 if TYPE_CHECKING:
+    from trtx.torch_engine.ranks.share_memory import ShareMemory
     from trtx.torch_engine.runner import TorchRunner
+
+_COPY_POLL_MS = 1
 
 
 def main() -> None:
@@ -71,14 +75,18 @@ def _follow(pipe: Pipe) -> None:
         runner = _create(start)
         pool = OfferedPool(runner, lambda ended: pipe.send(pickle.dumps(ended))) if start.hands_off else None
         offer = pool.open() if pool is not None else None
-        memory = ShareMemory(runner, pool)
+        memory = ShareMemory(runner, pool, lambda ended: pipe.send(pickle.dumps(ended)))
         gc.collect()
     pipe.send(pickle.dumps(RankReady(offer)))
     plans, launched = PlanReader(start.args.max_batch_size), deque[LaunchedStep]()
-    while (frame := pipe.receive()) is not None:
+    while (frame := _next(pipe, memory)) is not None:
         if frame.startswith(PART_READ):
             assert pool is not None and pool.parts is not None
             pool.parts.begin(pickle.loads(frame[len(PART_READ) :]))
+            continue
+        if frame.startswith(COPIES):
+            assert memory.copies is not None
+            memory.copies.do(pickle.loads(frame[len(COPIES) :]))
             continue
         if frame.startswith(MEMORY):
             while launched:
@@ -88,6 +96,13 @@ def _follow(pipe: Pipe) -> None:
         launched.append(runner.launch(plans.read(frame)))
         if len(launched) > 1:  # as rank 0 does, which launches at most one step ahead
             launched.popleft().results()
+
+
+def _next(pipe: Pipe, memory: ShareMemory) -> bytes | None:
+    """Returns the next frame. Until it comes, reports the copies of the host tier that end."""
+    while memory.copies is not None and memory.copies.report() and not pipe.waits(_COPY_POLL_MS):
+        pass
+    return pipe.receive()
 
 
 def _create(start: RankStart) -> TorchRunner:

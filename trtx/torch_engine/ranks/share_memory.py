@@ -9,9 +9,19 @@ from trtx.errors import UsageError
 from trtx.torch_engine.handoff import create_transport, direct_offer
 from trtx.torch_engine.handoff.codec import DirectOffer
 from trtx.torch_engine.handoff.ranked import PartEnded
-from trtx.torch_engine.ranks.memory_requests import ReadShare, ReleaseShare, RestoreShare, ShareDone, ShareRequest
+from trtx.torch_engine.ranks.host_copies import CopyEnded, FollowedCopies
+from trtx.torch_engine.ranks.memory_requests import (
+    CloseHostPool,
+    OpenHostPool,
+    ReadShare,
+    ReleaseShare,
+    RestoreShare,
+    ShareDone,
+    ShareRequest,
+)
 from trtx.torch_engine.ranks.part_reads import PartReads
 from trtx.torch_engine.runner import TorchRunner
+from trtx.torch_engine.runner.host_copies import create_host_copies
 from trtx.torch_engine.runner.runner_memory import NewWeights
 
 
@@ -40,10 +50,12 @@ class OfferedPool:
 class ShareMemory:
     """Handles one :data:`ShareRequest` after the other, with no step in flight."""
 
-    def __init__(self, runner: TorchRunner, pool: OfferedPool | None) -> None:
-        """``pool``: None if no KV is handed off."""
+    def __init__(self, runner: TorchRunner, pool: OfferedPool | None, report: Callable[[CopyEnded], None]) -> None:
+        """``pool``: None if no KV is handed off. ``report``: called with each copy of the host tier that has ended."""
+        self.copies: FollowedCopies | None = None  # None: no host tier
         self._runner = runner
         self._pool = pool
+        self._report = report
         self._read: NewWeights | None = None
 
     def handle(self, request: ShareRequest) -> ShareDone:
@@ -69,6 +81,16 @@ class ShareMemory:
             return "kv_cache" in request.tags
         if isinstance(request, ReadShare):
             self._read = self._runner.memory.read_weights(Path(request.model_dir))
+            return False
+        if isinstance(request, OpenHostPool):
+            groups = len(self._runner.geometry.groups)
+            copies = create_host_copies(self._runner.pool, request.num_bytes, groups)
+            self.copies = FollowedCopies(copies, self._report)
+            return False
+        if isinstance(request, CloseHostPool):
+            assert self.copies is not None
+            self.copies.close()
+            self.copies = None
             return False
         read, self._read = self._read, None
         if not request.replaces:
