@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from engine_player import accepted, assert_equal, served, workload
 from replaced_weights import logprobs, pair_of
 from runner_player import Player, build, random_prompt, save
 from safetensors.torch import load_file, save_file
@@ -20,10 +21,13 @@ from trtx.checkpoint import resolve_checkpoint
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.tensor_parallel import RankSizes
 from trtx.errors import UsageError
+from trtx.torch_engine.core.speculation.create import create_speculation
+from trtx.torch_engine.llm_args import SpeculativeConfig
 from trtx.torch_engine.messages import MEMORY_TAGS
 from trtx.torch_engine.ranks.children import start_ranks
 from trtx.torch_engine.ranks.leader import LeadingRunner, create_ranked_runner
-from trtx.torch_engine.runner import RunnerArgs
+from trtx.torch_engine.runner import DraftArgs, RunnerArgs
+from trtx.torch_engine.runner.draft_target import SmallModel
 from trtx.torch_engine.runner.split import RankSplit
 from trtx.torch_engine.runner.weight_tensors import named_weights
 from trtx.torch_engine.runner.weights import load_weights
@@ -176,6 +180,23 @@ def test_a_wake_that_one_rank_can_not_do_leaves_every_rank_asleep(
     assert not head_of(ranked).any()
     ranked.restore(MEMORY_TAGS)
     assert logprobs(ranked) == expected
+
+
+def test_a_draft_model_of_rank_0_sleeps_with_all_ranks() -> None:
+    draft = DraftArgs("Draft_Target", "synthetic:tiny-draft")
+    config = SpeculativeConfig(decoding_type="Draft_Target", max_draft_len=3, draft_len_schedule={5: 3})
+    directory = resolve_checkpoint("synthetic:tiny-trained").path
+    with two_ranks(directory, num_blocks=64, max_batch_size=5, max_draft_len=3, draft=draft) as ranked:
+        wishes, answers = workload(0, count=4), []
+        for _ in range(2):
+            speculation = create_speculation(config, ranked, max_num_tokens=64)
+            answers.append(served(ranked, wishes, overlap=True, speculation=speculation)[0])
+            assert accepted(speculation)
+            ranked.release(MEMORY_TAGS)
+            assert isinstance(ranked.draft_model, SmallModel)
+            assert not ranked.draft_model._runner.pool.any()
+            ranked.restore(MEMORY_TAGS)
+        assert_equal(answers[1], answers[0], wishes)
 
 
 class AddsInBuffer:
