@@ -91,18 +91,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return pair_of("qwen3", tmp_path_factory.mktemp("checkpoints"))
 
 
-@pytest.fixture(scope="module")
-def ranked(checkpoints: tuple[Path, Path]) -> Iterator[LeadingRunner]:
-    """Two ranks that read their weights anew after a sleep."""
-    with two_ranks(checkpoints[0], keeps_weights=False) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def expected(ranked: LeadingRunner) -> list[list[Any]]:
-    return logprobs(ranked)
-
-
 @pytest.mark.parametrize("keeps_weights", [True, False])
 def test_every_rank_gives_its_memory_back_and_answers_as_before(keeps_weights: bool, tmp_path: Path) -> None:
     directory = save(build("qwen3", head_dim=128, intermediate_size=8192), tmp_path)
@@ -139,6 +127,38 @@ def test_every_rank_gets_its_own_share_of_new_weights(family: str, expert_ranks:
         ranked.update_weights(first)
         ranked.restore(MEMORY_TAGS)
         assert logprobs(ranked) == before
+
+
+def test_a_draft_model_of_rank_0_sleeps_with_all_ranks() -> None:
+    draft = DraftArgs("Draft_Target", "synthetic:tiny-draft")
+    config = SpeculativeConfig(decoding_type="Draft_Target", max_draft_len=3, draft_len_schedule={5: 3})
+    directory = resolve_checkpoint("synthetic:tiny-trained").path
+    with two_ranks(directory, num_blocks=64, max_batch_size=5, max_draft_len=3, draft=draft) as ranked:
+        wishes, answers = workload(0, count=4), []
+        for _ in range(2):
+            speculation = create_speculation(config, ranked, max_num_tokens=64)
+            answers.append(served(ranked, wishes, overlap=True, speculation=speculation)[0])
+            assert accepted(speculation)
+            ranked.release(MEMORY_TAGS)
+            assert isinstance(ranked.draft_model, SmallModel)
+            assert not ranked.draft_model._runner.pool.any()
+            ranked.restore(MEMORY_TAGS)
+        assert_equal(answers[1], answers[0], wishes)
+
+
+@pytest.fixture(scope="module")
+def ranked(checkpoints: tuple[Path, Path]) -> Iterator[LeadingRunner]:
+    """Two ranks that read their weights anew after a sleep.
+
+    A process has one group of ranks at a time, so the tests with other ranks are above.
+    """
+    with two_ranks(checkpoints[0], keeps_weights=False) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected(ranked: LeadingRunner) -> list[list[Any]]:
+    return logprobs(ranked)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -180,23 +200,6 @@ def test_a_wake_that_one_rank_can_not_do_leaves_every_rank_asleep(
     assert not head_of(ranked).any()
     ranked.restore(MEMORY_TAGS)
     assert logprobs(ranked) == expected
-
-
-def test_a_draft_model_of_rank_0_sleeps_with_all_ranks() -> None:
-    draft = DraftArgs("Draft_Target", "synthetic:tiny-draft")
-    config = SpeculativeConfig(decoding_type="Draft_Target", max_draft_len=3, draft_len_schedule={5: 3})
-    directory = resolve_checkpoint("synthetic:tiny-trained").path
-    with two_ranks(directory, num_blocks=64, max_batch_size=5, max_draft_len=3, draft=draft) as ranked:
-        wishes, answers = workload(0, count=4), []
-        for _ in range(2):
-            speculation = create_speculation(config, ranked, max_num_tokens=64)
-            answers.append(served(ranked, wishes, overlap=True, speculation=speculation)[0])
-            assert accepted(speculation)
-            ranked.release(MEMORY_TAGS)
-            assert isinstance(ranked.draft_model, SmallModel)
-            assert not ranked.draft_model._runner.pool.any()
-            ranked.restore(MEMORY_TAGS)
-        assert_equal(answers[1], answers[0], wishes)
 
 
 class AddsInBuffer:
