@@ -27,9 +27,9 @@ from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
-from trtx.torch_engine.runner.kernels import Attention, Kernels, KvCache
+from trtx.torch_engine.runner.kernels import OVERLAPPED_TOKENS, Attention, Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
-from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, LayerProducts, Multiplier
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, LayerProducts, Multiplier
 from trtx.torch_engine.runner.mlp import ExpertBackend
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
@@ -139,7 +139,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     local = rotary_table(config.gemma3.local_rope, config.head_dim, positions, device) if config.gemma3 else None
     kernels = _kernels(
         config, cache, rotary, local, Attention.FIXED if args.deterministic else Attention.BY_LENGTH,
-        overlapped_tokens=MOST_ROWS if is_fused and overlaps else 0, max_num_tokens=args.max_num_tokens,
+        overlapped_tokens=OVERLAPPED_TOKENS if is_fused and overlaps else 0, max_num_tokens=args.max_num_tokens,
     )  # fmt: skip
     few_tokens = _layer_products(weights, kernels, config.norm_eps, group, overlaps=overlaps) if is_fused else None
     of_head = VocabularyMultiplier(multiplier, group, config.vocab_size) if group is not None else multiplier

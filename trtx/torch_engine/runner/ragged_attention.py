@@ -209,12 +209,12 @@ class RaggedAttention:
             self._beside.wait_stream(main)
             with torch.cuda.stream(self._beside):
                 for part in others:
-                    self._attend(q, layer, part, out, scale, sinks, overlaps)
-            self._attend(q, layer, lists[0], out, scale, sinks, overlaps)
+                    self._attend(q, layer, part, out, scale, sinks, overlaps=False)
+            self._attend(q, layer, lists[0], out, scale, sinks, overlaps=overlaps)
             main.wait_stream(self._beside)
         else:
             for part in lists:
-                self._attend(q, layer, part, out, scale, sinks, overlaps)
+                self._attend(q, layer, part, out, scale, sinks, overlaps=overlaps)
 
     def _attend(
         self,
@@ -224,6 +224,7 @@ class RaggedAttention:
         out: Tensor,
         scale: Tensor | None,
         sinks: Tensor | None,
+        *,
         overlaps: bool,
     ) -> None:
         config = self._config
