@@ -68,7 +68,7 @@ def conditions_of_kept(run: Path) -> Conditions:
 
 
 def write_lock_anew(run: Path) -> None:
-    """Writes the run manifest of an older trtx as this one would: a field that came later has its value of that time."""
+    """Writes the run manifest of an older trtx as this one would, with later fields as they were at that time."""
     write_lock(run, read_lock(run), provenance(run))
 
 
