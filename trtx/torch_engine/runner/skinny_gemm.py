@@ -221,7 +221,13 @@ def can_fuse(weights: DecoderWeights) -> bool:
         isinstance(linear, PlainLinear) and linear.prepare is None and _fits(linear.weight)
         for layer in weights.layers
         for linear in _linears(layer)
-    ) and all(layer.output_norm is None for layer in weights.layers)
+    ) and all(_has_common_arithmetic(layer) for layer in weights.layers)
+
+
+def _has_common_arithmetic(layer: LayerWeights) -> bool:
+    """Whether a layer has only two norms, weighted in the activations' dtype, and gates with SiLU."""
+    gates_with_gelu = isinstance(layer.mlp, DenseMlp) and layer.mlp.gates_with_gelu
+    return layer.output_norm is None and layer.input_norm.dtype != torch.float32 and not gates_with_gelu
 
 
 def _fits(weight: Tensor) -> bool:

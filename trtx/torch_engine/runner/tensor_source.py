@@ -150,7 +150,7 @@ def _drawn(
     for name, wanted in expected.items():
         value = torch.empty(wanted.shape, device=device, dtype=dtype)
         if "norm" in name:
-            yield name, value.fill_(1.0 if config.gemma3 is None else 0.0)  # Gemma 3 multiplies by 1 plus the weight
+            yield name, value.fill_(0.0 if config.arithmetic.norm_adds_one else 1.0)
         else:
             yield name, value.normal_(0.0, config.synthetic_std, generator=generator)
 
