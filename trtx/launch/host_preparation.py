@@ -254,7 +254,7 @@ def _check_device(host: PlannedHost) -> None:
 
 
 def _device_problem(device: str) -> str | None:
-    """Why UCX can't open connections on a network device of this machine; None if no problem can be seen."""
+    """Returns why UCX can't open connections on a network device of this machine; None if no problem can be seen."""
     name, _, port = device.partition(":")
     if port:
         return "and ports are of InfiniBand devices"

@@ -114,7 +114,7 @@ def few_rows_product(
         )
         return
     if norm is not None:
-        raise ValueError("several rows are normalised before their product, not in it")
+        raise ValueError("a norm is fused into a matmul of one row only; normalise several rows before the matmul")
     part_width = triton.cdiv(triton.cdiv(width, tile.width), tile.parts) * tile.width
     few_rows_kernel[(programs, tile.parts)](
         x, weight, bias, residual, out, workspace.partial, workspace.arrived,

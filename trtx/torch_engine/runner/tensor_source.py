@@ -81,8 +81,8 @@ def _stored(
             if name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_head):
                 continue
             raise UsageError(
-                f"{model_dir} holds the tensor {stored_as}, but by {described} a {config.architecture} has no such "
-                f"tensor; expected {_alternative(name)}"
+                f"{model_dir} holds the tensor {stored_as}, but according to {described} a {config.architecture} "
+                f"has no such tensor; expected {_alternative(name)}"
             )
         value, wanted = read(), expected[name]
         if misfit := wanted.misfit(tuple(value.shape), _name(value.dtype)):
