@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -103,9 +104,11 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     )  # fmt: skip
 
     def read_weights(model_dir: Path) -> DecoderWeights:
+        found = read_same_config(model_dir, as_stored)
+        share = None if split is None else replace(split, whole=found)
         return load_weights(
-            model_dir, read_same_config(model_dir, as_stored), device=torch.device("cpu"), dtype=dtype,
-            scaled_products=scaled, multiplier=multiplier, copied_to=device,
+            model_dir, found if share is None else share.config, device=torch.device("cpu"), dtype=dtype,
+            scaled_products=scaled, multiplier=multiplier, copied_to=device, split=share,
         )  # fmt: skip
 
     movable = WeightMemory(weights, args.model_dir, read_weights)
