@@ -306,6 +306,13 @@ def caller_variables() -> Iterator[str]:
     yield from table(("Variable", "Reaches", "What it sets", "Option that decides instead"), rows)
 
 
+def plan_variables() -> Iterator[str]:
+    from trtx.export.plan_variables import VARIABLES
+
+    rows = ((f"`{name}`", row.pod or "–", row.job or "–", row.why) for name, row in VARIABLES.items())
+    yield from table(("Variable", "In a pod", "In a Slurm job", "Why"), rows)
+
+
 def trials() -> Iterator[str]:
     """How many trials a gate needs on each side, by the spread of the trials."""
     from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, parse_metrics
@@ -368,6 +375,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "formats": formats,
     "media-limits": media_limits,
     "caller-variables": caller_variables,
+    "plan-variables": plan_variables,
     "trials": trials,
     "decisions": decisions,
     "contributing": contributing,

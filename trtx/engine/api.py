@@ -335,7 +335,7 @@ class Engine(Protocol):
         ...
 
     def cause_of_death(self) -> str:
-        """Why a dead engine died; "" if it does not report it."""
+        """Returns why a dead engine died; "" if it does not report it."""
         return ""
 
     async def release(self, tags: Sequence[str] | None, timeout_s: float) -> None:

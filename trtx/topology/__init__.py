@@ -1,6 +1,7 @@
 """Turns a topology spec into the exact processes that serve it: roles, GPUs, ports, commands, environment.
 
-Owns :class:`Plan`, the placement of workers on GPUs, and every command line of a topology. Does not look at the
+Owns :class:`Plan`, the placement of workers on GPUs, and every command line of a topology (``commands.py``), with the
+router's weights and how often Dynamo moves a request of a dead worker to another one. Does not look at the
 machine, write files or start anything: ``launch`` does, and passes in what it found. Entry points: :func:`plan`; for
 several machines, :func:`plan_hosts` and :func:`settle`. Always holds: equal arguments give equal plans, a GPU serves
 one worker (except encode workers that share one), ports differ, and a plan survives a round trip through JSON.
@@ -26,7 +27,7 @@ from trtx.topology.plan import (
 )
 from trtx.topology.planner import Ports, plan
 from trtx.topology.ranked_handoff import refuse_between_hosts
-from trtx.topology.request_protection import request_protection
+from trtx.topology.request_plane_tls import request_protection
 from trtx.topology.settling import settle
 from trtx.topology.workload import ModelFiles, check_router_args, check_size
 

@@ -25,8 +25,8 @@ from trtx.stop_strings import PlainText, StopStrings
 from trtx.text import ByteTokens, TextStream, Tokenizer, byte_tokens, load_decoder, load_tokenizer
 from trtx.worker.devices import WorkerGpu, given_gpus
 from trtx.worker.options import WorkerOptions
-from trtx.worker.requests import forced_text
-from trtx.worker.requests.forced_text import ForcedText
+from trtx.worker.requests import dynamo_test_hook
+from trtx.worker.requests.dynamo_test_hook import ForcedText
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import WorkerRequest
 from trtx.worker.requests.thinking import Thinking
@@ -136,7 +136,7 @@ def load(options: WorkerOptions) -> LoadedEngine:
     tokenizer = _tokenizer(options.model) if serves_tokens else None
     forced = ForcedText.of(os.environ, tokenizer, read_end_ids(options.model)) if serves_tokens else None
     if forced is not None:
-        logger.warning("%s is set: every answer is %r", forced_text.VARIABLE, forced_text.TEXT)
+        logger.warning("%s is set: every answer is %r", dynamo_test_hook.VARIABLE, dynamo_test_hook.TEXT)
     return LoadedEngine(
         api=api,
         engine=loaded,

@@ -152,7 +152,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         few_tokens=few_tokens,
         features=parts.features if parts is not None else None,
         load=load,
-        embedding_scale=config.gemma3.embedding_scale if config.gemma3 else None,
+        embedding_scale=config.embedding_scale,
     )
     masks = None
     if args.guided:

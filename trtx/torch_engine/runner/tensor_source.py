@@ -84,8 +84,8 @@ def _stored(
             if name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_head):
                 continue
             raise UsageError(
-                f"{model_dir} holds the tensor {stored_as}, but by {described} a {config.architecture} has no such "
-                f"tensor; expected {_alternative(name)}"
+                f"{model_dir} holds the tensor {stored_as}, but according to {described} a {config.architecture} "
+                f"has no such tensor; expected {_alternative(name)}"
             )
         value, wanted = read(), expected[name]
         if misfit := wanted.misfit(tuple(value.shape), _name(value.dtype)):
@@ -157,7 +157,7 @@ def _drawn(
             continue
         value = torch.empty(wanted.shape, device=device, dtype=dtype)
         if "norm" in name:
-            yield name, value.fill_(1.0 if config.gemma3 is None else 0.0)  # Gemma 3 multiplies by 1 plus the weight
+            yield name, value.fill_(0.0 if config.arithmetic.norm_adds_one else 1.0)
         else:
             yield name, value.normal_(0.0, config.synthetic_std, generator=generator)
 

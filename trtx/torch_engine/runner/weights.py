@@ -182,7 +182,8 @@ class _Loader:
         at, config = f"model.layers.{index}", self._config
         products = layer_products(config, index)
         names = ["post_attention_layernorm"]
-        if config.gemma3 is not None:
+        has_output_norms = config.arithmetic.has_output_norms
+        if has_output_norms:
             names = ["pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"]
         norms = [self.norm(f"{at}.{name}.weight") for name in names]
         q_norm = k_norm = None
@@ -199,20 +200,20 @@ class _Loader:
             mlp_norm=norms[0],
             mlp=self._mlp(index, products),
             sinks=self._tensors.pop(sinks_name(index)) if config.has_sinks else None,
-            output_norm=norms[1] if config.gemma3 is not None else None,
-            mlp_output_norm=norms[2] if config.gemma3 is not None else None,
+            output_norm=norms[1] if has_output_norms else None,
+            mlp_output_norm=norms[2] if has_output_norms else None,
         )
 
     def norm(self, name: str) -> Tensor:
-        """Returns a norm's weight: as stored or, for Gemma 3, 1 plus the stored one, in float32."""
+        """Returns a norm's weight: as stored or, if the model adds 1 to it, the sum in float32."""
         weight = self._tensors.pop(name)
-        return weight if self._config.gemma3 is None else 1.0 + weight.float()
+        return 1.0 + weight.float() if self._config.arithmetic.norm_adds_one else weight
 
     def _mlp(self, index: int, products: dict[str, Product]) -> LayerMlp:
         experts = self._config.layer_experts(index)
         if experts is None:
             gate_up, down = self._linear(products["gate_up"]), self._summed(products["down"])
-            return DenseMlp(gate_up, down, gates_with_gelu=self._config.gemma3 is not None)
+            return DenseMlp(gate_up, down, gates_with_gelu=self._config.arithmetic.gates_with_gelu)
         weights = self._expert_weights(index, experts)
         if self.is_used:
             self._experts.admit(weights)
