@@ -86,6 +86,7 @@ def test_a_row_of_float8_is_the_same_alone_and_among_any_others(outputs: int, wi
     input_scale = torch.tensor(0.02, device=DEVICE)
     bias = torch.randn(outputs, device=DEVICE).to(dtype)
     linear = InvariantScaledLinear(weight=weight, row_scales=scales, input_scale=input_scale, bias=bias, dtype=dtype)
+    linear.admit()
     x = to_fp8(rows_of(width, torch.float32), input_scale)
     assert x.dtype == FP8
     expected = (x.double() * 0.02) @ (weight.double() * scales.double()[:, None]).t() + bias.double()

@@ -185,8 +185,9 @@ class InvariantScaledLinear:
         self._scales = (row_scales * input_scale).contiguous()
         tilings = [TritonTiling(_FEW_ROWS, self._scales), TritonTiling(_MANY_ROWS, self._scales)]
         self._product = InvariantMultiplier(tilings, out_dtype=dtype)
-        if weight.is_cuda:  # else the values are only copied to a GPU
-            self._product.admit(weight, bias)
+
+    def admit(self) -> None:
+        self._product.admit(self._weight, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x, self._weight, self._bias)
