@@ -262,12 +262,12 @@ class _Loader:
         return found
 
     def kv_scales(self, device: torch.device) -> Tensor:
-        one = torch.ones((), device=device)
-        pairs = [
-            torch.stack([self._tensors.pop(name, one) for name in kv_scale_names(index)])
-            for index in range(self._config.num_layers)
-        ]
-        return torch.stack(pairs)
+        found = torch.ones(self._config.num_layers, 2, device=device)
+        for index in range(self._config.num_layers):
+            for place, name in enumerate(kv_scale_names(index)):
+                if name in self._tensors:
+                    found[index, place].copy_(self._tensors.pop(name))
+        return found
 
     def _summed(self, product: Product) -> Linear:
         """Returns a matmul whose input the ranks have split."""
@@ -317,4 +317,8 @@ class _Loader:
 
 
 def _merged(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(parts) == 1:
+        return parts[0]
+    if parts[0].is_meta:  # there, torch.cat and torch.stack import torch's compiler: 75 MB, a second (torch 2.11)
+        return parts[0].new_empty(sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    return torch.cat(parts)
