@@ -30,7 +30,7 @@ def conflict(values: Mapping[str, Any]) -> str | None:
 
 
 def sharing_conflict(values: Mapping[str, Any]) -> str | None:
-    """Returns a clause that names a feature of ``values`` with which weights can't be shared, and what to do; or None."""
+    """Returns a clause that names a feature with which weights can't be shared, and what to do about it; or None."""
     gpus = int(values.get("tensor_parallel_size") or 1)
     if gpus > 1:
         return f"tensor_parallel_size is {gpus}, and weights are shared on one GPU only; use --tp 1"

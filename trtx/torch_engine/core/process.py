@@ -189,6 +189,7 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
             core.scheduler.max_batch_size,
             runner.vocab_size,
             runner.device_memory_bytes(),
+            runner.shared_weights,
         )
     )
     return core

@@ -60,9 +60,8 @@ class LLM(MemoryControls):
     ``deterministic`` is trtx's own argument: a request's tokens and log-probabilities are then bit-identical whatever
     else runs, and however its prompt's KV arrived: computed, cached or handed off.
 
-    ``weight_group`` is trtx's own too: ``{"directory": …, "name": …, "engines": 2}`` maps the weights of another engine
-    of this host that has the same directory, device, checkpoint and dtype, if one runs
-    (:class:`trtx.torch_engine.llm_args.WeightGroup`).
+    ``weight_group`` is trtx's own too: ``{"directory": …, "name": …, "engines": 2}``, the fields of
+    :class:`trtx.torch_engine.llm_args.WeightGroup`, shares the weights with other engines of this host.
     """
 
     def __init__(

@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-
 _F_SEAL_FUTURE_WRITE = 0x10  # <linux/fcntl.h>; Python has no name for it
 
 

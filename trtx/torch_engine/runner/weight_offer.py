@@ -64,7 +64,8 @@ class WeightOffer(msgspec.Struct, frozen=True, tag="weights", array_like=True):
             dtype, region = _dtype(found.dtype), regions[found.region]
             view = torch.empty(0, dtype=dtype, device=region.device)
             view.set_(region.untyped_storage(), found.offset // dtype.itemsize, found.shape, found.stride)
-            torch.utils.swap_tensors(tensor, view)  # all objects that hold the tensor get the memory
+            # All objects that hold the tensor get the memory.
+            torch.utils.swap_tensors(tensor, view)  # type: ignore[no-untyped-call]
 
 
 def placed(tensor: Tensor, region: int, begin: int) -> PlacedTensor:
