@@ -21,13 +21,11 @@ class PlacedTensor(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
-    @property
-    def end(self) -> int:
-        """The offset of the byte after the tensor's last."""
-        if 0 in self.shape:
-            return self.offset
+    def fits(self, region_bytes: int) -> bool:
+        """Whether the tensor lies within a region of this size."""
+        width = _dtype(self.dtype).itemsize
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        return self.offset + (last + 1) * _dtype(self.dtype).itemsize
+        return self.offset >= 0 and self.offset % width == 0 and self.offset + (last + 1) * width <= region_bytes
 
 
 class WeightOffer(msgspec.Struct, frozen=True, tag="weights", array_like=True):
@@ -53,7 +51,7 @@ class WeightOffer(msgspec.Struct, frozen=True, tag="weights", array_like=True):
             wanted, found = tensors.get(name), self.tensors.get(name)
             if wanted is None or found is None or not _has_form(wanted, found):
                 return f"its {name} is {_found_form(found)}, and {_wanted_form(wanted)} here"
-            if not 0 <= found.region < len(self.region_bytes) or found.end > self.region_bytes[found.region]:
+            if not 0 <= found.region < len(self.region_bytes) or not found.fits(self.region_bytes[found.region]):
                 return f"its {name} lies outside its memory"
         return None
 
@@ -76,7 +74,8 @@ def placed(tensor: Tensor, region: int, begin: int) -> PlacedTensor:
 
 
 def _has_form(wanted: Tensor, found: PlacedTensor) -> bool:
-    if found.dtype != _name(wanted.dtype) or any(step < 0 for step in found.stride):
+    steps = found.stride
+    if found.dtype != _name(wanted.dtype) or len(steps) != len(found.shape) or any(step < 0 for step in steps):
         return False
     return found.shape == tuple(wanted.shape) or (found.shape == () and wanted.dim() == 2 and wanted.shape[0] == 1)
 
