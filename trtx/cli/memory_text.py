@@ -29,8 +29,9 @@ def _place(plan: MemoryPlan) -> str:
 
 
 def _rows(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
-    shared = f"; one copy for {plan.engines} workers" if plan.engines > 1 else ""
-    yield "weights", size_text(plan.weight_bytes), f"{plan.weight_source}{shared}"
+    yield "weights", size_text(plan.weight_bytes), plan.weight_source
+    if plan.engines > 1:
+        yield "workers", f"{plan.engines}", "share the weights and divide the rest; of each:"
     yield "activations", size_text(plan.activation_bytes), ""
     if plan.graph_bytes:
         yield "CUDA graphs", size_text(plan.graph_bytes), "and workspaces"
@@ -44,8 +45,7 @@ def _rows(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
         yield "encode workers", size_text(plan.shared_bytes), "that share the GPU, their largest batches too"
     if plan.others_bytes:
         yield "other processes", size_text(plan.others_bytes), "now"
-    left = f"1/{plan.engines} of what is left" if plan.engines > 1 else "what is left"
-    share = f"free_gpu_memory_fraction {plan.fraction:g} of {left}" if plan.is_gpu else ""
+    share = f"free_gpu_memory_fraction {plan.fraction:g} of what is left" if plan.is_gpu else ""
     bound = share if plan.max_tokens is None else f"max_tokens {plan.max_tokens:,}"
     yield "KV pool", size_text(plan.pool_bytes), bound
     yield "a token", f"{plan.kv_bytes_per_token:,.0f} B", plan.kv_formula
