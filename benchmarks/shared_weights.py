@@ -4,10 +4,10 @@
     python benchmarks/shared_weights.py --model synthetic:qwen3-0.6b    # a CPU
 
 It uses the Python API, without Dynamo. Two engines are started one after the other, first with a copy each, then with a
-``weight_group``. Each must give the same answers. Host memory is ``/proc/PID/smaps_rollup`` of both engine processes: what
-they have alone (``Pss_Anon``), and their parts of shared memory (``Pss_Shmem``). GPU memory is what the driver reports for
-the whole GPU, so nothing else may use it; on a CPU it is "–". The last line of stdout is one JSON document. The exit
-code is 1 if an answer differs.
+``weight_group``. Each must give the same answers. Host memory is ``/proc/PID/smaps_rollup`` of both engine processes:
+what they have alone (``Pss_Anon``), and their parts of shared memory (``Pss_Shmem``). GPU memory is what the driver
+reports for the whole GPU, so nothing else may use it; on a CPU it is "–". The last line of stdout is one JSON document.
+The exit code is 1 if an answer differs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def start_two(model: str, directory: str | None, config: dict[str, Any]) -> dict
             "start_s": seconds,
             "gpu_mib": [
                 None if before is None or after is None else after - before
-                for before, after in zip(used, used[1:], strict=False)
+                for before, after in pairwise(used)
             ],
             "host_mib": [host_mib(llm.engine_pid) for llm in engines],
             "answers": answers,
