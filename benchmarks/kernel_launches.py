@@ -15,7 +15,7 @@ from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.expert_tiles import ExpertTiles, fixed_tiles
 from trtx.torch_engine.runner.fp8 import FP8
-from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.kernels import OVERLAPPED_TOKENS, Attention, KvCache, PassInputs, Spans
 from trtx.torch_engine.runner.linear import MOST_ROWS, Linear, Multiplier, PlainLinear
 from trtx.torch_engine.runner.mlp import (
     DenseMlp,
@@ -42,7 +42,7 @@ ARITHMETICS = ("bf16", "fp8", "deterministic")
 NUM_BLOCKS, TOKENS_PER_BLOCK = 4096, 32
 DECODES = (1, 2, 8, MOST_ROWS, MOST_ROWS + 1, 64, 65, 128, 256)
 """Numbers of decodes: on both sides of each number at which the launches change."""
-PROMPTS = ((1, 1), (1, 8), (1, MOST_ROWS), (2, 40), (1, 512), (1, 2048), (4, 2048), (1, 8192))
+PROMPTS = ((1, 1), (1, 8), (1, MOST_ROWS), (2, 40), (1, OVERLAPPED_TOKENS), (1, 2048), (4, 2048), (1, 8192))
 """(sequences, new tokens of each), alone and behind some decodes."""
 _TILINGS = (TritonTiling(1), TritonTiling(1 << 20))  # for few rows, and for many
 
@@ -128,7 +128,7 @@ class Engine:
         cache = KvCache.of_groups(pool, tables, geometry, weights.kv_scales if self._is_fp8 else None)
         kernels = TritonKernels(
             config, cache, _empty(tables.shape[2] * TOKENS_PER_BLOCK, config.head_dim, dtype=torch.float32), PROCESSORS,
-            Attention.FIXED if self._is_fixed else Attention.BY_LENGTH, 0 if self._is_fixed else MOST_ROWS,
+            Attention.FIXED if self._is_fixed else Attention.BY_LENGTH, 0 if self._is_fixed else OVERLAPPED_TOKENS,
         )  # fmt: skip
         few = None
         if not self._is_fixed and can_fuse(weights):

@@ -61,8 +61,7 @@ def start_two(model: str, directory: str | None, config: dict[str, Any]) -> dict
             "shared_mib": None if engines[0].shared_weights is None else engines[0].shared_weights.num_bytes // MIB,
             "start_s": seconds,
             "gpu_mib": [
-                None if before is None or after is None else after - before
-                for before, after in pairwise(used)
+                None if before is None or after is None else after - before for before, after in pairwise(used)
             ],
             "host_mib": [host_mib(llm.engine_pid) for llm in engines],
             "answers": answers,

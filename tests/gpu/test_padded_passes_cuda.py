@@ -47,7 +47,7 @@ def test_a_graph_gives_the_bits_of_the_same_padded_pass_without(
 ) -> None:
     model_dir, found = save(build(family, num_attention_heads=8, head_dim=32, **changes), tmp_path), []
     for graphs in (True, False):
-        one = new_runner(model_dir, dtype="bfloat16", kv_dtype=kv_dtype, cuda_graphs=graphs, num_blocks=128)
+        one = new_runner(model_dir, dtype="bfloat16", kv_dtype=kv_dtype, cuda_graphs=graphs, num_blocks=256)
         player, wish = Player(one), SamplingParams(logprobs=4)
         playing = [player.add(random_prompt(length, length), sampling=wish) for length in (5, 3, 6)]
         long = player.add(random_prompt(150, 1))

@@ -140,3 +140,11 @@ def gate_kernel(gate_up, out, out_scale, intermediate, GELU: tl.constexpr, BLOCK
         slope = 1.5957691216057308 * (exact + 0.044715 * exact * exact * exact)  # 2 * sqrt(2 / pi)
     activated = (exact / (1.0 + tl.exp(-slope))).to(gate.dtype)
     store_result(out + row * intermediate + offsets, activated * up, inside, out_scale)
+
+
+@triton.jit
+def to_fp8_kernel(x, out, scale, count, BLOCK: tl.constexpr):
+    """``x / scale`` in float8_e4m3fn, one block of adjacent elements for each program."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    store_result(out + offsets, tl.load(x + offsets, mask=inside, other=0.0), inside, scale)

@@ -26,9 +26,9 @@ from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
-from trtx.torch_engine.runner.kernels import Attention, Kernels, KvCache
+from trtx.torch_engine.runner.kernels import OVERLAPPED_TOKENS, Attention, Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
-from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, LayerProducts, Multiplier
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, LayerProducts, Multiplier
 from trtx.torch_engine.runner.mlp import ExpertBackend
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
@@ -158,7 +158,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     local = rotary_table(config.gemma3.local_rope, config.head_dim, positions, device) if config.gemma3 else None
     kernels = _kernels(
         config, cache, rotary, local, Attention.FIXED if args.deterministic else Attention.BY_LENGTH,
-        overlapped_tokens=MOST_ROWS if is_fused and overlaps else 0,
+        overlapped_tokens=OVERLAPPED_TOKENS if is_fused and overlaps else 0, max_num_tokens=args.max_num_tokens,
     )  # fmt: skip
     few_tokens = _layer_products(weights, kernels, config.norm_eps, group, overlaps=overlaps) if is_fused else None
     of_head = VocabularyMultiplier(multiplier, group, config.vocab_size) if group is not None else multiplier
@@ -199,8 +199,9 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     )  # fmt: skip
     if parts is not None:
         head = _kernels(
-            parts.config, parts.cache, parts.rotary(positions), None, Attention.BY_LENGTH, overlapped_tokens=0
-        )
+            parts.config, parts.cache, parts.rotary(positions), None, Attention.BY_LENGTH, overlapped_tokens=0,
+            max_num_tokens=0,
+        )  # fmt: skip
         runner.draft_model = parts.head(head, runner.block_table, sizes)
     return runner
 
@@ -287,14 +288,19 @@ def _kernels(
     attention: Attention,
     *,
     overlapped_tokens: int,
+    max_num_tokens: int,
 ) -> Kernels:
     """Returns Triton kernels on CUDA, torch kernels on a CPU. Imports Triton only on CUDA, because torch for CPUs lacks
     it.
+
+    ``max_num_tokens``: most tokens of a forward whose long prompts cuDNN may attend.
     """
     if cache.pool.device.type == "cpu":
         kind = InvariantTorchKernels if attention is Attention.FIXED else TorchKernels
         return kind(config, cache, rotary, local_rotary=local)
+    from trtx.torch_engine.runner.cudnn_attention import CudnnAttention
     from trtx.torch_engine.runner.triton_kernels import TritonKernels
 
     processors = torch.cuda.get_device_properties(cache.pool.device).multi_processor_count
-    return TritonKernels(config, cache, rotary, processors, attention, overlapped_tokens, local)
+    long_chunks = CudnnAttention.of(config, cache, max_num_tokens) if attention is Attention.BY_LENGTH else None
+    return TritonKernels(config, cache, rotary, processors, attention, overlapped_tokens, local, long_chunks)

@@ -26,6 +26,10 @@ FIXED_CHUNK = 512
 """KV tokens in a chunk of :attr:`Attention.FIXED`. Changing it changes the bits."""
 
 
+OVERLAPPED_TOKENS = 512
+"""Tokens of a forward up to which launches overlap their neighbours. In longer ones, a launch takes a small share."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkList:
     """Work items of attention for some sequences; one list serves all layers of a forward that have the same window.
@@ -58,6 +62,17 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
+class LongChunks:
+    """A forward's prompt chunks for :mod:`trtx.torch_engine.runner.cudnn_attention`. Unused places have no tokens."""
+
+    batch: int
+    offsets: Tensor  # [batch + 1] int64: a chunk's first element in q, and the end of the last one
+    new_lengths: Tensor  # [batch] int32: tokens of this forward
+    lengths: Tensor  # [batch] int32: with those before them
+    table: Tensor  # [batch, max_blocks] int32
+
+
+@dataclass(frozen=True, slots=True)
 class PassInputs:
     """Input of one forward.
 
@@ -82,6 +97,13 @@ class PassInputs:
     # [rows] int32: tokens whose hidden states are requested, usually the last one of each sequence; None: all.
     wanted: Tensor | None = None
     work: tuple[WorkList, ...] = ()  # added by ``Kernels.planned``: for decodes, for spans; of each window
+    long_chunks: LongChunks | None = None  # added by ``Kernels.planned``, in place of the work lists of spans
+
+    @property
+    def of_decodes(self) -> PassInputs:
+        """The first ``num_decodes`` tokens as a decode forward."""
+        count = self.num_decodes
+        return PassInputs(self.token_ids[:count], self.positions[:count], self.slots[:count])
 
 
 @dataclass(frozen=True, slots=True)

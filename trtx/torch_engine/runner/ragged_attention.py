@@ -34,7 +34,8 @@ class _Tile:
     ``items``: target number of work items for each SM over the whole forward; ``fewer_items``: a smaller target, used
     while it keeps chunks below :data:`_LONG_CHUNK`. ``whole_first``: process the KV that every row attends to without
     masks, in tiles with many steps of it. ``fold_chunks``: number of a token's partial results that are folded at once.
-    ``max_registers``: limit for each thread, with a pool that is not float8, so that enough programs fit on an SM.
+    ``table_ahead``: each step loads the block ids of the next one. It keeps one more step of K and V in flight at the
+    same ``stages``, and costs shared memory.
     """
 
     rows: int
@@ -45,13 +46,14 @@ class _Tile:
     fewer_items: int
     whole_first: bool = False
     fold_chunks: int = 1
-    max_registers: int | None = None
+    table_ahead: bool = False
 
 
 _TILES = (
-    _Tile(16, 64, 4, 3, 4, 2, fold_chunks=16, max_registers=128),
+    # Small programs of two warps: many fit on an SM, so that many loads are in flight.
+    _Tile(16, 32, 2, 3, 6, 4, fold_chunks=16, table_ahead=True),
     # Two programs fit on an SM, and a short prompt has enough tiles for all SMs.
-    _Tile(64, 64, 4, 3, 1, 1, whole_first=True),
+    _Tile(64, 64, 4, 3, 1, 1, whole_first=True, table_ahead=True),
     # The block table's load precedes those of K and V: with 5 stages, two of these are in flight.
     _Tile(128, 64, 8, 5, 1, 1, whole_first=True),
 )
@@ -199,19 +201,20 @@ class RaggedAttention:
         In a CUDA graph, the lists run concurrently: decodes are bound by memory, chunks by arithmetic. Outside a graph
         they run in sequence, because the additional launches would cost the host more time than they save.
         """
-        first, *others = (one for one in work if one.window == self._windows[layer])
+        lists = [one for one in work if one.window == self._windows[layer]]
+        others = lists[1:]
         if others and q.is_cuda and torch.cuda.is_current_stream_capturing():
             main = torch.cuda.current_stream()
             self._beside = self._beside or torch.cuda.Stream()
             self._beside.wait_stream(main)
             with torch.cuda.stream(self._beside):
                 for part in others:
-                    self._attend(q, layer, part, out, scale, sinks, overlaps)
-            self._attend(q, layer, first, out, scale, sinks, overlaps)
+                    self._attend(q, layer, part, out, scale, sinks, overlaps=False)
+            self._attend(q, layer, lists[0], out, scale, sinks, overlaps=overlaps)
             main.wait_stream(self._beside)
         else:
-            for part in (first, *others):
-                self._attend(q, layer, part, out, scale, sinks, overlaps)
+            for part in lists:
+                self._attend(q, layer, part, out, scale, sinks, overlaps=overlaps)
 
     def _attend(
         self,
@@ -221,6 +224,7 @@ class RaggedAttention:
         out: Tensor,
         scale: Tensor | None,
         sinks: Tensor | None,
+        *,
         overlaps: bool,
     ) -> None:
         config = self._config
@@ -236,8 +240,7 @@ class RaggedAttention:
             TOKENS_PER_BLOCK=self._cache.tokens_per_block, TILE_ROWS=work.tile_rows, BLOCK_ROWS=tile.rows,
             BLOCK_TOKENS=tile.tokens, BLOCK_DIM=self._block_dim, FIXED=self._fixed,
             FOLD_CHUNKS=1 if self._fixed else tile.fold_chunks, WHOLE_FIRST=tile.whole_first and not self._fixed,
-            num_warps=tile.warps, num_stages=tile.stages,
-            maxnreg=None if self._cache.scales is not None else tile.max_registers,
+            TABLE_AHEAD=tile.table_ahead, num_warps=tile.warps, num_stages=tile.stages,
             OVERLAPS=overlaps, launch_pdl=overlaps,
         )  # fmt: skip
 

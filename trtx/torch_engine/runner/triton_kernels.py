@@ -8,20 +8,24 @@ block-major pool, which ``torch.compile`` does when it functionalises the write.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 from torch import Tensor
 
 from trtx.checkpoint.model_config import ModelConfig
+from trtx.torch_engine.runner.cudnn_attention import CudnnAttention
 from trtx.torch_engine.runner.fp8 import FP8
 from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs
 from trtx.torch_engine.runner.ragged_attention import RaggedAttention
 from trtx.torch_engine.runner.rope import layer_tables
 from trtx.torch_engine.runner.weights import LayerWeights
-from trtx.torch_engine.triton_pointwise import gate_kernel, rms_norm_kernel, rope_and_write_kernel
+from trtx.torch_engine.triton_pointwise import gate_kernel, rms_norm_kernel, rope_and_write_kernel, to_fp8_kernel
 
 _GATE_BLOCK = 1024
 _MANY_ROWS = 512
+_TO_FP8_BLOCK = 4096
 
 
 class TritonKernels:
@@ -36,15 +40,18 @@ class TritonKernels:
         attention: Attention = Attention.BY_LENGTH,
         overlapped_tokens: int = 0,
         local_rotary: Tensor | None = None,
+        long_chunks: CudnnAttention | None = None,
     ) -> None:
         """``rotary``: :func:`trtx.torch_engine.runner.rope.rotary_table`; ``local_rotary``: another, for Gemma 3.
 
         ``num_processors``: the GPU's SMs.
 
         ``overlapped_tokens``: in forwards with at most this many tokens, launches overlap their neighbours.
+        ``long_chunks`` attends long prompt chunks; None: the Triton kernels do.
         """
         self._config = config
         self._ragged = RaggedAttention(config, cache, num_processors, fixed=attention is Attention.FIXED)
+        self._long_chunks = long_chunks
         self._cache = cache
         self._rotary = layer_tables(config, rotary, local_rotary)
         self._attention = attention
@@ -109,13 +116,24 @@ class TritonKernels:
         return q
 
     def planned(self, inputs: PassInputs, dtype: torch.dtype) -> PassInputs:
-        return self._ragged.planned(inputs, dtype)
+        chunks = self._long_chunks.prepared(inputs, dtype) if self._long_chunks is not None else None
+        if chunks is None:
+            return self._ragged.planned(inputs, dtype)
+        decodes = self._ragged.planned(inputs.of_decodes, dtype)
+        return replace(inputs, work=decodes.work, long_chunks=chunks)
 
     def attend(
         self, q: Tensor, layer: int, inputs: PassInputs, scale: Tensor | None = None, sinks: Tensor | None = None
     ) -> Tensor:
         out = _empty_like(q, scale)
         self._ragged.attend(q, layer, inputs.work, out, scale, sinks, overlaps=q.shape[0] <= self._overlapped_tokens)
+        if self._long_chunks is not None and inputs.long_chunks is not None:
+            attended = out if scale is None else torch.empty_like(q)
+            self._long_chunks.attend(q, layer, inputs.long_chunks, attended)
+            if scale is not None:
+                rows, result = attended[inputs.num_decodes :], out[inputs.num_decodes :]
+                grid = (triton.cdiv(rows.numel(), _TO_FP8_BLOCK),)
+                to_fp8_kernel[grid](rows, result, scale, rows.numel(), BLOCK=_TO_FP8_BLOCK, num_warps=8)
         return out.view(q.shape[0], -1)
 
     def silu_and_mul(self, gate_up: Tensor, scale: Tensor | None = None) -> Tensor:

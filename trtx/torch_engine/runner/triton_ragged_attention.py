@@ -62,20 +62,33 @@ def take_tokens(query, keys, values, best, weight, sums, tokens, limits, scale, 
 
 
 @triton.jit
+def blocks_before(table_row, tokens, end, TOKENS_PER_BLOCK: tl.constexpr):
+    """Loads the block ids of ``tokens`` before ``end``."""
+    return tl.load(table_row + tokens // TOKENS_PER_BLOCK, mask=tokens < end, other=0)
+
+
+@triton.jit
 def take_some_tokens(
     query, limits, pool_head, table_row, begin, end, lowest, window, best, weight, sums, scale, block_stride,
     kv_stride, token_stride,
     HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    TABLE_AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Folds positions ``[begin, end)`` from ``lowest`` on into each row's state, up to the row's limit."""
     offsets = tl.arange(0, BLOCK_TOKENS)
     dims = tl.arange(0, BLOCK_DIM)
+    if TABLE_AHEAD:
+        following = blocks_before(table_row, begin + offsets, end, TOKENS_PER_BLOCK)
     for start in range(begin, end, BLOCK_TOKENS):
         tokens = start + offsets
         read = tokens < end
         if window is not None:
             read = read & (tokens >= lowest)
-        block = tl.load(table_row + tokens // TOKENS_PER_BLOCK, mask=read, other=0)
+        if TABLE_AHEAD:
+            block = following
+            following = blocks_before(table_row, tokens + BLOCK_TOKENS, end, TOKENS_PER_BLOCK)
+        else:
+            block = tl.load(table_row + tokens // TOKENS_PER_BLOCK, mask=read, other=0)
         cells = block.to(tl.int64) * block_stride + tokens % TOKENS_PER_BLOCK * token_stride
         pointers = pool_head + cells[:, None] + dims[None, :]
         loaded = read[:, None] & (dims < HEAD_DIM)[None, :]
@@ -90,13 +103,14 @@ def attend_chunk(
     query, limits, all_see, pool_head, table_row, begin, end, lowest, all_see_from, window, scale, block_stride,
     kv_stride, token_stride,
     HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr, WHOLE_FIRST: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, WHOLE_FIRST: tl.constexpr, TABLE_AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Attention of each row over positions ``[begin, end)`` from ``lowest`` on, up to the row's limit.
 
     Returns (best score, weight, weighted sum of values). Masked tokens add zeros, so a row's numbers do not depend on
     where the other rows of its tile begin or end. With ``WHOLE_FIRST``, the tokens ``[all_see_from, all_see)``, which
-    every row attends to, are processed without a mask, in whole ``BLOCK_TOKENS``.
+    every row attends to, are processed without a mask, in whole ``BLOCK_TOKENS``. With ``TABLE_AHEAD``, each step loads
+    the block ids of the next one, so that its loads of K and V do not wait for them.
     """
     offsets = tl.arange(0, BLOCK_TOKENS)
     dims = tl.arange(0, BLOCK_DIM)
@@ -112,12 +126,19 @@ def attend_chunk(
             best, weight, sums = take_some_tokens(
                 query, limits, pool_head, table_row, begin, masked, lowest, window, best, weight, sums, scale,
                 block_stride, kv_stride, token_stride, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_TOKENS, BLOCK_DIM,
+                TABLE_AHEAD,
             )  # fmt: skip
         first = masked
         masked += tl.maximum(tl.minimum(end, all_see) - masked, 0) // BLOCK_TOKENS * BLOCK_TOKENS
+        if TABLE_AHEAD:
+            following = blocks_before(table_row, first + offsets, masked, TOKENS_PER_BLOCK)
         for start in range(first, masked, BLOCK_TOKENS):
             tokens = start + offsets
-            block = tl.load(table_row + tokens // TOKENS_PER_BLOCK)
+            if TABLE_AHEAD:
+                block = following
+                following = blocks_before(table_row, tokens + BLOCK_TOKENS, masked, TOKENS_PER_BLOCK)
+            else:
+                block = tl.load(table_row + tokens // TOKENS_PER_BLOCK)
             cells = block.to(tl.int64) * block_stride + tokens % TOKENS_PER_BLOCK * token_stride
             pointers = pool_head + cells[:, None] + dims[None, :]
             if HEAD_DIM == BLOCK_DIM:
@@ -129,7 +150,7 @@ def attend_chunk(
             best, weight, sums = take_tokens(query, keys, values, best, weight, sums, None, limits, scale, window)
     best, weight, sums = take_some_tokens(
         query, limits, pool_head, table_row, masked, end, lowest, window, best, weight, sums, scale, block_stride,
-        kv_stride, token_stride, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_TOKENS, BLOCK_DIM,
+        kv_stride, token_stride, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_TOKENS, BLOCK_DIM, TABLE_AHEAD,
     )  # fmt: skip
     return tl.where(best > -float("inf"), best * scale, best), weight, sums
 
@@ -213,7 +234,7 @@ def attend_item(
     window, scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr,
+    FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr, TABLE_AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Computes one KV head of one item.
 
@@ -259,14 +280,14 @@ def attend_item(
             part_best, part_weight, part = attend_chunk(
                 query, limits, position + 1, pool_head, table_row, first, tl.minimum(start + chunk, end), lowest,
                 all_see_from, window, scale, block_stride, kv_stride, token_stride,
-                HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, False,
+                HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, False, TABLE_AHEAD,
             )  # fmt: skip
             best, weight, sums = fold(best, weight, sums, part_best, part_weight, part)
     else:
         best, weight, sums = attend_chunk(
             query, limits, position + 1, pool_head, table_row, begin, end, lowest, all_see_from, window, scale,
             block_stride, kv_stride, token_stride,
-            HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, WHOLE_FIRST,
+            HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, WHOLE_FIRST, TABLE_AHEAD,
         )  # fmt: skip
 
     if chunks == 1:
@@ -315,7 +336,8 @@ def ragged_attention_kernel(
     window, scale, table_width, block_stride, kv_stride, token_stride, head_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
     TILE_ROWS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr, OVERLAPS: tl.constexpr = False,
+    FIXED: tl.constexpr, FOLD_CHUNKS: tl.constexpr, WHOLE_FIRST: tl.constexpr, TABLE_AHEAD: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """Attention over a work list. q and out are [tokens, heads, dim].
 
@@ -337,7 +359,7 @@ def ragged_attention_kernel(
                 load_item(items + work // NUM_KV_HEADS * ITEM), work, q, pool_layer, block_table, out, arrived,
                 part_sums, part_weights, sinks, kv_scales, out_scale, window, scale, table_width, block_stride,
                 kv_stride, token_stride, head_stride, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS,
-                BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS, WHOLE_FIRST,
+                BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED, FOLD_CHUNKS, WHOLE_FIRST, TABLE_AHEAD,
             )  # fmt: skip
     else:
         work = tl.program_id(0)
@@ -347,5 +369,5 @@ def ragged_attention_kernel(
                 item, work, q, pool_layer, block_table, out, arrived, part_sums, part_weights, sinks, kv_scales,
                 out_scale, window, scale, table_width, block_stride, kv_stride, token_stride, head_stride, NUM_HEADS,
                 NUM_KV_HEADS, HEAD_DIM, TOKENS_PER_BLOCK, TILE_ROWS, BLOCK_ROWS, BLOCK_TOKENS, BLOCK_DIM, FIXED,
-                FOLD_CHUNKS, WHOLE_FIRST,
+                FOLD_CHUNKS, WHOLE_FIRST, TABLE_AHEAD,
             )  # fmt: skip
