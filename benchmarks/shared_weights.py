@@ -45,6 +45,10 @@ def host_mib(pid: int) -> dict[str, int]:
     return {name: found[name] for name in FIELDS}
 
 
+def generated(llm: LLM) -> list[Any]:
+    return [llm.generate(prompt, GREEDY) for prompt in PROMPTS]
+
+
 def start_two(model: str, directory: str | None, config: dict[str, Any]) -> dict[str, Any]:
     """Starts two engines. ``directory``: of the group in which they share weights; None: a copy each."""
     seconds, used = [], [gpu_mib()]
@@ -56,7 +60,7 @@ def start_two(model: str, directory: str | None, config: dict[str, Any]) -> dict
             engines.append(stack.enter_context(LLM(model, weight_group=group, **config)))
             seconds.append(round(time.perf_counter() - began, 2))
             used.append(gpu_mib())
-        answers = [[llm.generate(prompt, GREEDY).outputs[0].token_ids for prompt in PROMPTS] for llm in engines]
+        answers = [[one.outputs[0].token_ids for one in generated(llm)] for llm in engines]
         return {
             "shared_mib": None if engines[0].shared_weights is None else engines[0].shared_weights.num_bytes // MIB,
             "start_s": seconds,
@@ -73,7 +77,11 @@ def main() -> int:
     parser.add_argument("--model", default="synthetic:tiny")
     parser.add_argument("--max-tokens", type=int, default=8192, help="of each KV pool")
     asked = parser.parse_args()
-    config = {"max_seq_len": 512, "max_batch_size": 8, "kv_cache_config": {"max_tokens": asked.max_tokens}}
+    config: dict[str, Any] = {
+        "max_seq_len": 512,
+        "max_batch_size": 8,
+        "kv_cache_config": {"max_tokens": asked.max_tokens},
+    }
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")  # this process's own context
     LLM(asked.model, **config).shutdown()  # reads the checkpoint into the page cache, or compiles kernels
