@@ -115,6 +115,7 @@ TYPED = {
     "media": ["--max-images", "3"],
     "tp": ["--tp", "2"],
     "deterministic": ["--deterministic"],
+    "share_weights": ["--share-weights", "2"],
     "engine": ["--engine", "torch"],
     "gpus": ["--gpus", "0"],
     "router_mode": ["--router-mode", "kv"],
