@@ -38,9 +38,16 @@ class Tiling(Protocol):
 class InvariantMultiplier:
     """A :class:`trtx.torch_engine.runner.linear.Multiplier` with batch-invariant rows."""
 
-    def __init__(self, tilings: Sequence[Tiling], *, out_dtype: torch.dtype | None = None) -> None:
-        """``tilings`` in ascending order of their rows. ``out_dtype`` None: x's dtype."""
+    def __init__(
+        self,
+        tilings: Sequence[Tiling],
+        *,
+        x_dtype: torch.dtype | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> None:
+        """``tilings`` in ascending order of their rows. ``x_dtype`` None: the weight's; ``out_dtype`` None: x's."""
         self._tilings = tuple(tilings)
+        self._x_dtype = x_dtype
         self._out_dtype = out_dtype
         self._admitted: dict[tuple[object, ...], tuple[Tiling, ...]] = {}
 
@@ -54,7 +61,7 @@ class InvariantMultiplier:
             return
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(self._tilings[-1].rows, weight.shape[1], generator=generator)
-        x = probe.to(weight.device, weight.dtype)
+        x = probe.to(weight.device, weight.dtype if self._x_dtype is None else self._x_dtype)
         for at in range(len(self._tilings), 0, -1):
             reference = self._run(self._tilings[at - 1], x, weight, bias)
             if not self._is_free(self._tilings[at - 1], x, weight, bias, reference):

@@ -115,7 +115,9 @@ class SharedWeights:
             self._regions.pop().close()
 
 
-def described(model_dir: Path, device: torch.device, dtype: torch.dtype, *, scaled_products: bool) -> dict[str, str]:
+def described(
+    model_dir: Path, device: torch.device, dtype: torch.dtype, *, scaled_products: frozenset[str]
+) -> dict[str, str]:
     """Returns what decides about the values, the form and the place of weights, by its name in messages.
 
     Reads samples of the weight files, which takes seconds. Raises UsageError if they can't be read.
@@ -125,6 +127,6 @@ def described(model_dir: Path, device: torch.device, dtype: torch.dtype, *, scal
         "device": on,
         "checkpoint": identify_model(model_dir).sampled_sha256[:16],
         "dtype": str(dtype).removeprefix("torch."),
-        "FP8 weights": "kept" if scaled_products else "dequantized",
+        "FP8 scales of matmuls": ", ".join(sorted(scaled_products)) or "none",
         "trtx": f"{metadata.version('trtx')} with torch {torch.__version__}",
     }

@@ -13,6 +13,7 @@ tests it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trtx.checkpoint.formats import BLOCK_SCALES, ROW_SCALES, TENSOR_SCALES
+from trtx.torch_engine.runner.fp8 import Quantize
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier
+from trtx.torch_engine.runner.linear import Linear
+from trtx.torch_engine.runner.scaled_linear import padded_scales, quantizer
 
 _FEW_ROWS = 64
 _MANY_ROWS = 256
@@ -32,10 +37,14 @@ _REDUCE_BLOCK = 1024
 
 @triton.jit
 def _sum_part(
-    x, weight, rows, outputs, begin, end, num_rows, num_outputs, width,
+    x, weight, x_scales, block_scales, rows, outputs, begin, end, num_rows, num_outputs, width, padded_rows, blocks,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """``x[rows, begin:end] @ weight[outputs, begin:end].T`` in float32, in steps of BLOCK_WIDTH from ``begin`` on."""
+    """``x[rows, begin:end] @ weight[outputs, begin:end].T`` in float32, in steps of BLOCK_WIDTH from ``begin`` on.
+
+    With ``block_scales`` [outputs / BLOCK_WIDTH, blocks], a step is one block, and ``x_scales`` are [steps,
+    padded_rows].
+    """
     steps = tl.arange(0, BLOCK_WIDTH)
     sums = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
     left = x + rows.to(tl.int64)[:, None] * width
@@ -45,14 +54,23 @@ def _sum_part(
         inside = columns < width
         a = tl.load(left + columns[None, :], mask=(rows < num_rows)[:, None] & inside[None, :], other=0.0)
         b = tl.load(right + columns[:, None], mask=(outputs < num_outputs)[None, :] & inside[:, None], other=0.0)
-        sums = tl.dot(a, b, sums, input_precision="ieee")
+        if block_scales is not None:
+            step = start // BLOCK_WIDTH
+            of_x = tl.load(x_scales + step * padded_rows + rows, mask=rows < num_rows, other=0.0)
+            block = block_scales + outputs // BLOCK_WIDTH * blocks + step
+            of_weight = tl.load(block, mask=outputs < num_outputs, other=0.0)
+            sums += tl.dot(a, b, input_precision="ieee") * (of_x[:, None] * of_weight[None, :])
+        else:
+            sums = tl.dot(a, b, sums, input_precision="ieee")
     return sums
 
 
 @triton.jit
-def _finish(total, outputs, num_outputs, bias, scales):
-    """Applies the scale and the bias of each column of ``total``, if given."""
+def _finish(total, rows, outputs, num_rows, num_outputs, bias, scales, row_scales):
+    """Applies the scale of each row of ``total``, and the scale and the bias of each column, if given."""
     inside = outputs < num_outputs
+    if row_scales is not None:
+        total = total * tl.load(row_scales + rows, mask=rows < num_rows, other=0.0)[:, None]
     if scales is not None:
         total = total * tl.load(scales + outputs, mask=inside, other=0.0)[None, :]
     if bias is not None:
@@ -60,9 +78,10 @@ def _finish(total, outputs, num_outputs, bias, scales):
     return total
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "padded_rows"])
 def whole_product_kernel(
-    x, weight, bias, scales, out, num_rows, num_outputs, width, part_width,
+    x, weight, bias, scales, row_scales, x_scales, block_scales, out,
+    num_rows, num_outputs, width, part_width, padded_rows, blocks,
     PARTS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -80,17 +99,18 @@ def whole_product_kernel(
     total = tl.zeros((BLOCK_ROWS, BLOCK_OUTPUTS), tl.float32)
     for part in tl.static_range(PARTS):
         total += _sum_part(
-            x, weight, rows, outputs, part * part_width, tl.minimum((part + 1) * part_width, width),
-            num_rows, num_outputs, width, BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_WIDTH,
+            x, weight, x_scales, block_scales, rows, outputs,
+            part * part_width, tl.minimum((part + 1) * part_width, width),
+            num_rows, num_outputs, width, padded_rows, blocks, BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_WIDTH,
         )  # fmt: skip
-    result = _finish(total, outputs, num_outputs, bias, scales).to(out.dtype.element_ty)
+    result = _finish(total, rows, outputs, num_rows, num_outputs, bias, scales, row_scales).to(out.dtype.element_ty)
     inside = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
     tl.store(out + rows.to(tl.int64)[:, None] * num_outputs + outputs[None, :], result, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "padded_rows"])
 def part_product_kernel(
-    x, weight, partial, num_rows, num_outputs, width, part_width,
+    x, weight, x_scales, block_scales, partial, num_rows, num_outputs, width, part_width, padded_rows, blocks,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Computes one part of a tile for each program, into ``partial`` [parts, rows, outputs] float32."""
@@ -98,8 +118,9 @@ def part_product_kernel(
     part = tl.program_id(1)
     rows = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     sums = _sum_part(
-        x, weight, rows, outputs, part * part_width, tl.minimum((part + 1) * part_width, width),
-        num_rows, num_outputs, width, BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_WIDTH,
+        x, weight, x_scales, block_scales, rows, outputs,
+        part * part_width, tl.minimum((part + 1) * part_width, width),
+        num_rows, num_outputs, width, padded_rows, blocks, BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_WIDTH,
     )  # fmt: skip
     inside = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
     places = (part * num_rows + rows).to(tl.int64)[:, None] * num_outputs + outputs[None, :]
@@ -108,17 +129,18 @@ def part_product_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def add_parts_kernel(
-    partial, bias, scales, out, num_rows, num_outputs, PARTS: tl.constexpr, BLOCK: tl.constexpr
+    partial, bias, scales, row_scales, out, num_rows, num_outputs, PARTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Adds the parts of ``BLOCK`` columns of one row for each program, in order, from zero like the other kernel."""
     row = tl.program_id(0).to(tl.int64)
+    rows = row + tl.arange(0, 1)
     outputs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = outputs < num_outputs
     total = tl.zeros((1, BLOCK), tl.float32)
     for part in tl.static_range(PARTS):
         place = (part * num_rows + row) * num_outputs + outputs
         total += tl.load(partial + place, mask=inside, other=0.0)[None, :]
-    result = _finish(total, outputs, num_outputs, bias, scales).to(out.dtype.element_ty)
+    result = _finish(total, rows, outputs, num_rows, num_outputs, bias, scales, row_scales).to(out.dtype.element_ty)
     tl.store(out + row * num_outputs + outputs[None, :], result, mask=inside[None, :])
 
 
@@ -136,14 +158,22 @@ def num_parts(num_outputs: int, width: int) -> int:
 class TritonTiling:
     """A :class:`trtx.torch_engine.runner.invariant_multiplier.Tiling`.
 
-    ``scales`` [outputs] float32 multiply the sums.
+    ``scales`` [outputs] float32 multiply the sums. ``quantize``: quantizes x, with a scale for each row, or with
+    ``block_scales`` [outputs / FP8_BLOCK, blocks] float32 for each FP8_BLOCK columns of a row.
     """
 
     rows: int
     scales: Tensor | None = None
+    quantize: Quantize | None = None
+    block_scales: Tensor | None = None
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         num_rows, (num_outputs, width) = x.shape[0], weight.shape
+        x_scales = None
+        if self.quantize is not None:
+            x, x_scales = self.quantize(x)
+        of_rows, of_groups = (x_scales, None) if self.block_scales is None else (None, x_scales)
+        padded, blocks = x.shape[0], 0 if self.block_scales is None else self.block_scales.shape[1]
         step = _TILE_BYTES // x.element_size()
         parts = num_parts(num_outputs, width)
         part_width = triton.cdiv(triton.cdiv(width, step), parts) * step
@@ -152,18 +182,20 @@ class TritonTiling:
             block_rows, block_outputs = (128, 128) if x.element_size() <= 2 else (64, 64)
             tiles = triton.cdiv(num_rows, block_rows) * triton.cdiv(num_outputs, block_outputs)
             whole_product_kernel[(tiles,)](
-                x, weight, bias, self.scales, out, num_rows, num_outputs, width, part_width,
+                x, weight, bias, self.scales, of_rows, of_groups, self.block_scales, out,
+                num_rows, num_outputs, width, part_width, padded, blocks,
                 PARTS=parts, GROUP=8, BLOCK_ROWS=block_rows, BLOCK_OUTPUTS=block_outputs, BLOCK_WIDTH=step,
                 num_warps=8, num_stages=3, enable_fp_fusion=False,
             )  # fmt: skip
             return
         partial = torch.empty(parts, num_rows, num_outputs, dtype=torch.float32, device=x.device)
         part_product_kernel[(triton.cdiv(num_outputs, 64), parts, triton.cdiv(num_rows, 64))](
-            x, weight, partial, num_rows, num_outputs, width, part_width,
+            x, weight, of_groups, self.block_scales, partial,
+            num_rows, num_outputs, width, part_width, padded, blocks,
             BLOCK_ROWS=64, BLOCK_OUTPUTS=64, BLOCK_WIDTH=step, num_warps=4, num_stages=4, enable_fp_fusion=False,
         )  # fmt: skip
         add_parts_kernel[(num_rows, triton.cdiv(num_outputs, _REDUCE_BLOCK))](
-            partial, bias, self.scales, out, num_rows, num_outputs,
+            partial, bias, self.scales, of_rows, out, num_rows, num_outputs,
             PARTS=parts, BLOCK=_REDUCE_BLOCK, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -172,7 +204,25 @@ def triton_multiplier() -> InvariantMultiplier:
     return InvariantMultiplier([TritonTiling(_FEW_ROWS), TritonTiling(_MANY_ROWS)])
 
 
-class InvariantScaledLinear:
+class _InvariantLinear:
+    """A :class:`trtx.torch_engine.runner.linear.Linear` with a float8 weight and batch-invariant rows."""
+
+    input_scale: Tensor | None = None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, product: InvariantMultiplier) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._product = product
+
+    def admit(self) -> None:
+        """Tests the tilings: see :meth:`InvariantMultiplier.admit`."""
+        self._product.admit(self._weight, self._bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, self._weight, self._bias)
+
+
+class InvariantScaledLinear(_InvariantLinear):
     """:class:`trtx.torch_engine.runner.scaled_linear.ScaledLinear` with batch-invariant rows."""
 
     def __init__(
@@ -180,14 +230,38 @@ class InvariantScaledLinear:
     ) -> None:
         """``weight`` float8_e4m3fn [rows, columns]; ``row_scales`` float32 [rows]; ``input_scale`` float32 scalar."""
         self.input_scale = input_scale
-        self._weight = weight
-        self._bias = bias
         self._scales = (row_scales * input_scale).contiguous()
-        tilings = [TritonTiling(_FEW_ROWS, self._scales), TritonTiling(_MANY_ROWS, self._scales)]
-        self._product = InvariantMultiplier(tilings, out_dtype=dtype)
+        tilings = [TritonTiling(rows, self._scales) for rows in (_FEW_ROWS, _MANY_ROWS)]
+        super().__init__(weight, bias, InvariantMultiplier(tilings, out_dtype=dtype))
 
-    def admit(self) -> None:
-        self._product.admit(self._weight, self._bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, self._weight, self._bias)
+class InvariantRowScaledLinear(_InvariantLinear):
+    """:class:`trtx.torch_engine.runner.scaled_linear.RowScaledLinear` with batch-invariant rows."""
+
+    def __init__(self, *, weight: Tensor, row_scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """``weight`` float8_e4m3fn [rows, columns]; ``row_scales`` float32 [rows]."""
+        self._scales = row_scales.contiguous()
+        quantize = quantizer(ROW_SCALES, weight.device)
+        tilings = [TritonTiling(rows, self._scales, quantize) for rows in (_FEW_ROWS, _MANY_ROWS)]
+        super().__init__(weight, bias, InvariantMultiplier(tilings, x_dtype=dtype))
+
+
+class InvariantBlockScaledLinear(_InvariantLinear):
+    """:class:`trtx.torch_engine.runner.scaled_linear.BlockScaledLinear` with batch-invariant rows."""
+
+    def __init__(self, *, weight: Tensor, block_scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """``weight`` float8_e4m3fn [rows, columns], multiples of 128; ``block_scales`` float32 [rows / 128, columns /
+        128].
+        """
+        self._scales = padded_scales(block_scales)
+        quantize = quantizer(BLOCK_SCALES, weight.device)
+        tilings = [TritonTiling(rows, None, quantize, self._scales) for rows in (_FEW_ROWS, _MANY_ROWS)]
+        super().__init__(weight, bias, InvariantMultiplier(tilings, x_dtype=dtype))
+
+
+INVARIANT_LINEARS: Mapping[str, Callable[..., Linear]] = {
+    TENSOR_SCALES: InvariantScaledLinear,
+    ROW_SCALES: InvariantRowScaledLinear,
+    BLOCK_SCALES: InvariantBlockScaledLinear,
+}
+"""By the kind of matmul (:func:`trtx.checkpoint.formats.products_of`)."""

@@ -178,7 +178,7 @@ def loaded(checkpoint: Path) -> tuple[DecoderWeights, DecoderWeights]:
     """Weights, and the same without values."""
     config = read_model_config(checkpoint)
     real, expected = (
-        load_weights(checkpoint, config, device=device, dtype=torch.float32, scaled_products=False, copied_to=CPU)
+        load_weights(checkpoint, config, device=device, dtype=torch.float32, scaled_products=frozenset(), copied_to=CPU)
         for device in (CPU, META)
     )
     return real, expected
