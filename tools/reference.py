@@ -58,7 +58,8 @@ def options(verbs: Iterable[str]) -> Iterator[str]:
             if not is_short:
                 others = [row[0].partition(" ")[0] for row in served[panel] if row not in shared]
                 but = f", except {', '.join(others)}" if others else ""
-                yield from (f"All options of [`trtx serve`](serve.md) in this group{but}.", "")
+                text = f"All options of [`trtx serve`](serve.md) in this group{but}."
+                yield from (*textwrap.wrap(text, 180, break_on_hyphens=False), "")
             own = [row for row in rows if is_short or row not in shared]
             yield from (*table(("Option", "Effect"), own), "") if own else ()
         if epilog := command(verb).epilog:

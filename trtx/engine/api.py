@@ -107,6 +107,7 @@ class EngineFacts:
     """
     takes_handles: bool = False  # such an engine accepts its encoder's handles instead of images
     sleeps: bool = False  # the engine can release its memory, and allocate it again
+    shared_weights: tuple[str, int] | None = None  # "loaded" or "mapped", and the bytes that other engines use too
     left_out: tuple[str, ...] = ()  # arguments that the engine accepted and ignores; they only affect speed or memory
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -225,4 +226,10 @@ def engine_arguments(options: WorkerOptions) -> dict[str, Any]:
         arguments.setdefault("cache_transceiver_config", {"backend": "NIXL"})
     if options.deterministic:
         arguments["deterministic"] = True  # a field of the torch engine only; engine configs may not contain it
+    if options.weight_group is not None:
+        # In the topology's own directory, which is removed with it. No other user may enter that.
+        directory = Path(tempfile.gettempdir()) / f"weights-{options.weight_group}"
+        arguments["weight_group"] = {
+            "directory": str(directory), "name": options.name, "engines": options.weight_engines,
+        }  # fmt: skip
     return arguments

@@ -156,6 +156,7 @@ REFUSED = {  # field of a topology → why it can't be said of these sweeps at a
     "encode": "--encode 2 has no effect with --engine paced, which computes nothing and sees no image",
     "conditional_disagg": "'isl_bounding' has no effect with --engine paced, which computes no prompts",
     "deterministic": "--deterministic has no effect with --engine paced, which computes nothing",
+    "share_weights": "--share-weights 3 has no effect with --engine paced; use --engine torch, or leave it out",
     "encode_shared": "--encode-shared 2 has no effect with --engine paced, which computes nothing and sees no image",
 }
 _OWN = re.compile(r"trtx-[0-9a-f]{8}|\b[1-3]\d{4}\b")  # names and ports, drawn anew for each plan

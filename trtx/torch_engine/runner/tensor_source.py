@@ -35,8 +35,8 @@ def tensors_of(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields the expected tensors one at a time on ``device``, in the format's dtype if it has one, else in ``dtype``.
 
-    ``drawn_on``: the device that draws the values of a checkpoint without weights; None: ``device``. Raises UsageError
-    for a missing, misshapen, unexpected or unreadable tensor.
+    ``drawn_on``: the device that draws the values of a checkpoint without weights; None: ``device``. On ``meta`` none
+    are drawn. Raises UsageError for a missing, misshapen, unexpected or unreadable tensor.
     """
     files = weight_files(model_dir)
     check_weights(model_dir, files)
@@ -44,6 +44,8 @@ def tensors_of(
         return _stored(files, expected, config, model_dir, device, dtype)
     if config.synthetic_seed is None:
         raise UsageError(without_weights(model_dir))
+    if device.type == "meta":
+        return ((name, torch.empty(wanted.shape, device=device, dtype=dtype)) for name, wanted in expected.items())
     drawn = _drawn(expected, config, drawn_on or device, dtype)
     return ((name, value.to(device)) for name, value in drawn)
 
