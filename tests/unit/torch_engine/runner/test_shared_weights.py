@@ -139,6 +139,21 @@ def test_a_file_is_not_a_directory_for_a_group(checkpoint: Path, tmp_path: Path)
         runner(checkpoint, tmp_path / "file")
 
 
+def test_a_directory_that_others_may_write_to_holds_no_group(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UsageError, match="other users may write to .*; give a directory that only you may write to"):
+        runner(checkpoint, tmp_path / "open")
+
+
+def test_a_second_engine_of_the_same_name_is_refused_and_the_first_still_shares(checkpoint: Path, group: Path) -> None:
+    with closing(runner(checkpoint, group, "first")):
+        with pytest.raises(UsageError, match="name first shares its weights in .* already; give each engine"):
+            runner(checkpoint, group, "first")
+        with closing(runner(checkpoint, group, "second")) as second:
+            assert source(second) == "first"
+
+
 @pytest.fixture
 def liar(group: Path) -> Iterator[socket.socket]:
     """A listening socket under the name of an engine."""
