@@ -123,8 +123,10 @@ def _ask(path: Path) -> WeightPeer | None:
             connection.connect(address)
         offer = Channel[WeightOffer](connection, WeightOffer).receive()
     except (OSError, msgspec.ValidationError):  # the socket of a killed engine, or one that is not an engine's
-        offer = None
+        connection.close()
+        return None
     if offer is None:
+        log.warning("the weights of %s are not used, because it is stopped or has just ended", path.stem)
         connection.close()
         return None
     return WeightPeer(path.stem, offer, connection)

@@ -168,7 +168,7 @@ def liar(group: Path) -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("said", [b"", b"\x03\x00\x00\x00abc", b"\xff\xff\xff\x7f"], ids=["nothing", "noise", "less"])
 def test_an_engine_that_breaks_off_is_not_waited_for(
-    said: bytes, checkpoint: Path, group: Path, liar: socket.socket
+    said: bytes, checkpoint: Path, group: Path, liar: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     def answer() -> None:
         connection, _ = liar.accept()
@@ -180,6 +180,8 @@ def test_an_engine_that_breaks_off_is_not_waited_for(
     with closing(runner(checkpoint, group, "second")) as second:
         assert source(second) is None
     thread.join()
+    told = "the weights of first are not used, because it is stopped or has just ended" in caplog.text
+    assert told == (said[4:] != b"abc")  # noise: no engine's socket
 
 
 def test_the_socket_of_a_killed_engine_is_replaced(checkpoint: Path, group: Path, liar: socket.socket) -> None:
