@@ -18,9 +18,14 @@ pytestmark = [
     pytest.mark.skipif(not (torch.cuda.is_available() or IS_INTERPRETED), reason="needs CUDA or TRITON_INTERPRET=1"),
 ]
 HAS_FP8 = IS_INTERPRETED or (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9))
+HAS_TMA = IS_INTERPRETED or (torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9)
 # Few outputs of many columns are summed in parts; the others in one. None is a multiple of a tile.
 SHAPES = [(96, 1100), (70, 2050), (200, 96)]
+ALIGNED = [(96, 1104), (70, 2056), (200, 96)]  # rows of a multiple of 16 bytes, which the TMA needs
+CASES = [(*shape, dtype) for dtype in DTYPES for shape in SHAPES]
+CASES += [(*shape, dtype) for dtype in DTYPES if dtype != torch.float32 for shape in ALIGNED if shape not in SHAPES]
 ROWS = [1, 17, 64, 65, 130]
+MOST_ROWS = 257
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +44,7 @@ def exact_dots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of(width: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(max(ROWS), width, device=DEVICE).half().to(dtype)
+    return torch.randn(MOST_ROWS, width, device=DEVICE).half().to(dtype)
 
 
 def check(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, expected: torch.Tensor, bound: float) -> None:
@@ -51,17 +56,17 @@ def check(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, expected
         assert torch.equal(run(x[-count:]), whole[-count:]), count
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "width"), SHAPES)
+@pytest.mark.parametrize(("outputs", "width", "dtype"), CASES)
 def test_a_row_is_the_same_alone_and_among_any_others(outputs: int, width: int, dtype: torch.dtype) -> None:
-    from trtx.torch_engine.runner.triton_multiplier import triton_multiplier
+    from trtx.torch_engine.runner.triton_multiplier import gpu_tilings, triton_multiplier
 
     torch.manual_seed(0)
     weight = torch.randn(outputs, width, device=DEVICE).half().to(dtype)
+    count = len(gpu_tilings()) if HAS_TMA and dtype != torch.float32 and (outputs, width) in ALIGNED else 2
     for bias in (None, torch.randn(outputs, device=DEVICE).to(dtype)):
         multiplier = triton_multiplier()
         multiplier.admit(weight, bias)
-        assert len(multiplier.tilings(weight, bias)) == 2, "the tilings differ in a bit"
+        assert len(multiplier.tilings(weight, bias)) == count, "the tilings differ in a bit"
         x = rows_of(width, dtype)
         offset = 0.0 if bias is None else bias.double()
         expected = (x.double() @ weight.double().t() + offset).float()
