@@ -266,7 +266,7 @@ class TritonTiling:
     rows: int
     scales: Tensor | None = None
 
-    def takes(self, weight: Tensor) -> bool:  # noqa: ARG002
+    def takes(self, weight: Tensor) -> bool:
         return True
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -293,9 +293,11 @@ class TritonTiling:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The shape of a Hopper kernel's work. ``is_persistent``: ``persistent_tile_kernel``, with 4 warps here.
+    """What one item of a Hopper kernel computes, and with what.
 
-    ``splits``: each part is an item of its own, as for few rows.
+    ``is_persistent``: by ``persistent_tile_kernel``. ``warps`` is 4 then, and the compiler makes three groups of them:
+    one loads, and each of the others multiplies half of the rows. ``splits``: each part is an item of its own, as for
+    few rows.
     """
 
     rows: int
@@ -312,6 +314,7 @@ _HOPPER_TILES = (
     (256, Tile(128, 128, 8, 3), Tile(128, 128, 8, 3, splits=True)),
     (512, Tile(128, 256, 4, 4, is_persistent=True), Tile(128, 128, 4, 6, is_persistent=True)),
 )
+
 
 @dataclass(frozen=True, slots=True)
 class HopperTiling:
@@ -367,7 +370,8 @@ def _num_processors(device: torch.device) -> int:
 def gpu_tilings(scales: Tensor | None = None) -> list[TritonTiling | HopperTiling]:
     """In ascending order of rows. Of two for the same rows the first is used, if it gives the same bits."""
     hopper = [HopperTiling(rows, of_one, of_parts, scales) for rows, of_one, of_parts in _HOPPER_TILES]
-    return sorted([*hopper, TritonTiling(_FEW_ROWS, scales), TritonTiling(_MANY_ROWS, scales)], key=lambda one: one.rows)
+    any_gpu = [TritonTiling(_FEW_ROWS, scales), TritonTiling(_MANY_ROWS, scales)]
+    return sorted([*hopper, *any_gpu], key=lambda tiling: tiling.rows)
 
 
 def triton_multiplier() -> InvariantMultiplier:
