@@ -11,8 +11,9 @@ conversation, which replaces the oldest. Beside them, ``--background`` sequences
 The ways: ``none`` has a pool for a tenth of the conversations; ``tier`` has the same pool and host memory for all;
 ``all`` has a pool for all, as if the device's memory had no end. Every way serves every conversation once before its
 window. TTFT starts when a request arrives in the engine. ITL is the time between two reports of a background sequence.
-The rate of the tier's copies stands beside that of one plain copy of pinned memory in each direction. The last line of
-stdout is one JSON document.
+The rate of the tier's copies stands beside that of one plain copy of pinned memory in each direction. With ``--tp``,
+the tier's rate is that of all GPUs together, and the plain copy's that of the first. The last line of stdout is one
+JSON document.
 """
 
 # torch leaves its events untyped.
@@ -25,6 +26,7 @@ import gc
 import json
 import os
 import random
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +40,8 @@ from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
+from trtx.torch_engine.ranks.children import start_ranks
+from trtx.torch_engine.ranks.leader import LeadingRunner, create_ranked_runner
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
 from trtx.torch_engine.runner.host_copies import create_host_copies
 
@@ -62,7 +66,11 @@ class Play:
     """One way: an engine, its conversations, and the background."""
 
     def __init__(
-        self, runner: TorchRunner, options: argparse.Namespace, num_blocks: int, copies: BlockCopies | None
+        self,
+        runner: TorchRunner | LeadingRunner,
+        options: argparse.Namespace,
+        num_blocks: int,
+        copies: BlockCopies | None,
     ) -> None:
         self.options = options
         self.dice = random.Random(options.seed)
@@ -199,7 +207,7 @@ class Play:
         return found
 
 
-def plain_copies(runner: TorchRunner, num_bytes: int) -> dict[str, float | None]:
+def plain_copies(runner: TorchRunner | LeadingRunner, num_bytes: int) -> dict[str, float | None]:
     """GB/s of one copy of pinned memory in each direction."""
     if not runner.is_asynchronous:
         return {"to_host_gb_s": None, "to_device_gb_s": None}
@@ -233,6 +241,19 @@ def _cell(value: float | None, digits: int = 1) -> str:
     return ("–" if value is None else f"{value:,.{digits}f}").rjust(10)
 
 
+def new_copies(runner: TorchRunner | LeadingRunner, num_bytes: int) -> BlockCopies:
+    """``num_bytes``: of host memory, for each rank."""
+    if isinstance(runner, LeadingRunner):
+        return runner.create_host_copies(num_bytes)
+    return create_host_copies(runner.pool, num_bytes, len(runner.geometry.groups))
+
+
+def end_with(error: Exception) -> None:
+    """Ends this process, because a step would wait for the rank that has ended forever."""
+    print(f"a rank ended: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="synthetic:qwen3-8b", help="synthetic:<shape> or a checkpoint directory")
@@ -247,6 +268,7 @@ def main() -> None:
     parser.add_argument("--max-num-tokens", type=int, default=8192)
     parser.add_argument("--tokens-per-block", type=int, default=32)
     parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share each layer")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     checkpoint = resolve_checkpoint(options.model, on_gpu=torch.cuda.is_available())
@@ -256,14 +278,12 @@ def main() -> None:
     small = max(2, options.conversations // 10) * each + background
     large = options.conversations * -(-(options.tokens + 4 * options.added) // options.tokens_per_block) + small
     began = time.perf_counter()
-    runner = create_runner(
-        RunnerArgs(
-            model_dir=Path(checkpoint.path), max_batch_size=options.background + 4,
-            max_num_tokens=options.max_num_tokens, max_seq_len=longest + ANSWER_TOKENS, kv_dtype=options.kv_dtype,
-            tokens_per_block=options.tokens_per_block,
-            num_blocks=large if "all" in options.ways.split(",") else small,
-        )
+    args = RunnerArgs(
+        model_dir=Path(checkpoint.path), max_batch_size=options.background + 4,
+        max_num_tokens=options.max_num_tokens, max_seq_len=longest + ANSWER_TOKENS, kv_dtype=options.kv_dtype,
+        tokens_per_block=options.tokens_per_block, num_blocks=large if "all" in options.ways.split(",") else small,
     )  # fmt: skip
+    runner = create_runner(args) if options.tp == 1 else create_ranked_runner(args, start_ranks(options.tp, end_with))
     ready = time.perf_counter() - began
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
     print(
@@ -284,8 +304,11 @@ def main() -> None:
         copies = None
         if way == "tier":
             size = large * runner.geometry.block_bytes
-            copies = create_host_copies(runner.pool, size, len(runner.geometry.groups))
-            print(f"       {size / 1e9:.1f} GB of host memory in {time.perf_counter() - began:.1f} s", flush=True)
+            copies = new_copies(runner, size)
+            print(
+                f"       {size * options.tp / 1e9:.1f} GB of host memory in {time.perf_counter() - began:.1f} s",
+                flush=True,
+            )
         found = Play(runner, options, large if way == "all" else small, copies).run()
         if copies is not None:
             copies.close()
@@ -299,6 +322,7 @@ def main() -> None:
                   f"{found['dropped_blocks']} dropped", flush=True)  # fmt: skip
         rows.append({"way": way, **found})
     print(json.dumps({"options": vars(options), "device": device, "plain": plain, "rows": rows}))
+    runner.close()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ versions of Triton and ptxas, which change the code too.
 
 The variants are those that the torch engine's own launches ask for: forwards of many sizes, through the real decoder,
 with tensors on torch's ``meta`` device, which have shapes and addresses but no memory. Each model is taken in bfloat16,
-with weights and KV in FP8, and ``--deterministic`` in bfloat16; with the engine's default sizes and all sampling
-kernels. Left out are draft models, vision towers, the copies of a KV handoff, and ranks of ``--tp``.
+with weights and KV in FP8, with FP8 weights whose rows or blocks have scales, and ``--deterministic`` in bfloat16; with
+the engine's default sizes and all sampling kernels. Left out are draft models, vision towers, the copies of a KV
+handoff, and ranks of ``--tp``.
 
 It needs the package triton, which torch for CPUs does not bring:
 ``pip install --no-deps --target DIR triton==3.6.0``, with DIR on ``PYTHONPATH``. Triton's own ptxas is used. Compiled

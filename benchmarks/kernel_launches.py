@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from trtx.checkpoint.formats import BLOCK_SCALES, ROW_SCALES
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
 from trtx.torch_engine.llm_args import DEFAULT_MAX_BATCH_SIZE
@@ -14,9 +15,9 @@ from trtx.torch_engine.runner.cuda_experts import CudaExperts
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.expert_tiles import ExpertTiles, fixed_tiles
-from trtx.torch_engine.runner.fp8 import FP8
-from trtx.torch_engine.runner.kernels import OVERLAPPED_TOKENS, Attention, KvCache, PassInputs, Spans
-from trtx.torch_engine.runner.linear import MOST_ROWS, Linear, Multiplier, PlainLinear
+from trtx.torch_engine.runner.fp8 import FP8, Quantize
+from trtx.torch_engine.runner.kernels import Attention, KvCache, PassInputs, Spans
+from trtx.torch_engine.runner.linear import MOST_ROWS, OVERLAPPED_TOKENS, Linear, Multiplier, PlainLinear
 from trtx.torch_engine.runner.mlp import (
     DenseMlp,
     ExpertBackend,
@@ -29,6 +30,7 @@ from trtx.torch_engine.runner.mlp import (
 from trtx.torch_engine.runner.sampling.masks import TokenMasks
 from trtx.torch_engine.runner.sampling.rows import FIELDS
 from trtx.torch_engine.runner.sampling.triton_sampling import TritonSampling
+from trtx.torch_engine.runner.scaled_linear import quantizer
 from trtx.torch_engine.runner.skinny_gemm import FewRowsLayers, FewRowsMultiplier, Workspace, can_fuse
 from trtx.torch_engine.runner.slots import new_block_tables
 from trtx.torch_engine.runner.triton_kernels import TritonKernels
@@ -38,7 +40,8 @@ from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
 META = torch.device("meta")
 DTYPE = torch.bfloat16
 PROCESSORS = 132  # of an H100 or H200
-ARITHMETICS = ("bf16", "fp8", "deterministic")
+PUBLISHED = {"fp8 rows": ROW_SCALES, "fp8 blocks": BLOCK_SCALES}
+ARITHMETICS = ("bf16", "fp8", *PUBLISHED, "deterministic")
 NUM_BLOCKS, TOKENS_PER_BLOCK = 4096, 32
 DECODES = (1, 2, 8, MOST_ROWS, MOST_ROWS + 1, 64, 65, 128, 256)
 """Numbers of decodes: on both sides of each number at which the launches change."""
@@ -58,6 +61,19 @@ class _ScaledShape:
     input_scale: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
+        return _empty(x.shape[0], self.outputs)
+
+
+@dataclass(frozen=True)
+class _QuantizedShape:
+    """A float8 linear layer that quantizes its input, without its matmul."""
+
+    outputs: int
+    quantize: Quantize
+    input_scale: None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.quantize(x)
         return _empty(x.shape[0], self.outputs)
 
 
@@ -105,6 +121,7 @@ class Engine:
     def __init__(self, config: ModelConfig, arithmetic: str) -> None:
         self._config = config
         self._is_fixed, self._is_fp8 = arithmetic == "deterministic", arithmetic == "fp8"
+        self._product = PUBLISHED.get(arithmetic)
         workspace = Workspace.of(META)
         self._multiplier: Multiplier = _EveryTiling() if self._is_fixed else FewRowsMultiplier(workspace)
         self._experts: ExpertBackend = (
@@ -197,6 +214,8 @@ class Engine:
     def _linear(self, outputs: int, width: int, *, has_bias: bool = False) -> Linear:
         if self._is_fp8:
             return _ScaledShape(outputs, _empty(1, dtype=torch.float32)[0])
+        if self._product is not None:
+            return _QuantizedShape(outputs, quantizer(self._product, META))
         return PlainLinear(_empty(outputs, width), _empty(outputs) if has_bias else None, None, self._multiplier)
 
 

@@ -64,12 +64,12 @@ def _measure(model: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     import torch
 
     from trtx.checkpoint import resolve_checkpoint
-    from trtx.checkpoint.formats import has_scaled_products
     from trtx.checkpoint.model_config import read_model_config
     from trtx.config import config_family, load_engine_config
     from trtx.launch.machine import probe
     from trtx.memory import MemoryDevice, plan_memory
     from trtx.torch_engine.runner import RunnerArgs, create_runner
+    from trtx.torch_engine.runner.args import products_on
     from trtx.torch_engine.runner.weights import load_weights
 
     machine = probe()
@@ -96,7 +96,7 @@ def _measure(model: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     shape = read_model_config(checkpoint.path)
     dtype = getattr(torch, shape.dtype)
     before = torch.cuda.memory_allocated()
-    scaled = has_scaled_products(torch.cuda.get_device_capability(device), shape.dtype)
+    scaled = products_on(device, shape.dtype)
     weights = load_weights(checkpoint.path, shape, device=device, dtype=dtype, scaled_products=scaled)
     weight_bytes = torch.cuda.memory_allocated() - before
     del weights

@@ -8,8 +8,8 @@ calls ``release`` while they are open, and then ``resume``. After each wake, the
 it got before the first sleep. The KV pool and the weights are then timed alone, without requests.
 ``--updates`` also times an update to other weights and back. ``--restore`` is the restore mode of the weights.
 
-GPU memory is what ``nvidia-smi`` shows for the whole GPU, so nothing else may use it; on a CPU it is "–". The last line
-of stdout is one JSON document. The exit code is 1 if an answer differs or a request did not finish.
+GPU memory is what ``nvidia-smi`` shows for the whole first GPU, so nothing else may use it; on a CPU it is "–". The
+last line of stdout is one JSON document. The exit code is 1 if an answer differs or a request did not finish.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class Sleeper:
     def __init__(self, options: argparse.Namespace, model: Path) -> None:
         self.options, self.model = options, model
         sleeps = {"restore_modes": {"model_weights": options.restore}}
-        self.llm = LLM(model, sleep_config=sleeps, max_batch_size=64, max_seq_len=options.max_seq_len)
+        self.llm = LLM(
+            model, sleep_config=sleeps, max_batch_size=64, max_seq_len=options.max_seq_len,
+            tensor_parallel_size=options.tp,
+        )  # fmt: skip
         self.greedy = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
         ids = options.vocabulary - 100
         self.prompts = [[(at * 37 + n * 101) % ids + 50 for at in range(PROMPT_TOKENS)] for n in range(PROMPTS)]
@@ -119,6 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="synthetic:qwen3-8b", help="synthetic:<shape> or a checkpoint directory")
     parser.add_argument("--restore", choices=("PINNED", "CPU", "NONE"), default="PINNED", help="of the weights")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share each layer")
     parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--open", type=int, default=16, help="requests at each sleep")
     parser.add_argument("--tokens", type=int, default=48, help="of each of these requests")

@@ -23,7 +23,7 @@ from kernel_cases import (
 )
 
 from trtx.checkpoint.model_config import ModelConfig
-from trtx.torch_engine.runner.fp8 import FP8
+from trtx.torch_engine.runner.fp8 import FP8, quantize_groups, quantize_rows
 from trtx.torch_engine.runner.linear import PlainLinear
 from trtx.torch_engine.runner.mlp import DenseMlp
 from trtx.torch_engine.runner.weights import LayerWeights
@@ -95,3 +95,22 @@ def test_attention_reads_float8_under_the_layers_scales(
         alike(ours, expected, dtype)
     else:
         close(ours, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "columns"), [(1, 256), (3, 1152), (8, 640), (5, 12288)])
+def test_inputs_are_quantized_with_the_scales_of_their_rows_and_groups(
+    num_rows: int, columns: int, dtype: torch.dtype
+) -> None:
+    from trtx.torch_engine.runner import triton_quantize
+
+    x = random(num_rows, columns, dtype=torch.float32) * torch.logspace(-2, 2, num_rows, device=DEVICE)[:, None]
+    x *= torch.logspace(-1, 1, columns // 128, device=DEVICE).repeat_interleave(128)
+    x[-1, :128] = 0
+    x = x.to(dtype)
+    pairs = ((triton_quantize.quantize_rows, quantize_rows), (triton_quantize.quantize_groups, quantize_groups))
+    for ours, reference in pairs:
+        (values, scales), (expected, expected_scales) = ours(x), reference(x)
+        assert values.shape == expected.shape and scales.stride() == expected_scales.stride()
+        torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0)
+        alike(values, expected, dtype)

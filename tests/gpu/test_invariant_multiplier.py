@@ -10,6 +10,8 @@ import pytest
 import torch
 from kernel_cases import DEVICE, DTYPES, IS_INTERPRETED, TOLERANCE
 
+from trtx.checkpoint.formats import BLOCK_SCALES, ROW_SCALES
+from trtx.torch_engine.runner.formats import RoundFp8Rows
 from trtx.torch_engine.runner.fp8 import FP8, to_fp8
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier
 
@@ -91,14 +93,40 @@ def test_a_row_of_float8_is_the_same_alone_and_among_any_others(outputs: int, wi
     input_scale = torch.tensor(0.02, device=DEVICE)
     bias = torch.randn(outputs, device=DEVICE).to(dtype)
     linear = InvariantScaledLinear(weight=weight, row_scales=scales, input_scale=input_scale, bias=bias, dtype=dtype)
+    linear.admit()
     x = to_fp8(rows_of(width, torch.float32), input_scale)
     assert x.dtype == FP8
     expected = (x.double() * 0.02) @ (weight.double() * scales.double()[:, None]).t() + bias.double()
     check(linear, x, expected.float(), 3e-2)
 
 
+@pytest.mark.skipif(not HAS_FP8, reason="needs an Ada or Hopper GPU")
+@pytest.mark.parametrize("kind", [ROW_SCALES, BLOCK_SCALES])
+@pytest.mark.parametrize(("outputs", "width"), [(128, 1152), (384, 128)])
+def test_so_is_a_row_whose_scales_are_its_own(outputs: int, width: int, kind: str) -> None:
+    from trtx.torch_engine.runner.triton_multiplier import INVARIANT_LINEARS
+
+    torch.manual_seed(0)
+    dtype = torch.float16 if IS_INTERPRETED else torch.bfloat16
+    if kind == ROW_SCALES:
+        scales = torch.rand(outputs, device=DEVICE) * 0.01 + 0.002
+        whole, named = scales[:, None], {"row_scales": scales}
+    else:
+        scales = torch.rand(outputs // 128, width // 128, device=DEVICE) * 0.01 + 0.002
+        whole, named = scales.repeat_interleave(128, 0).repeat_interleave(128, 1), {"block_scales": scales}
+    weight = to_fp8(torch.randn(outputs, width, device=DEVICE), whole)
+    bias = torch.randn(outputs, device=DEVICE).to(dtype)
+    linear = INVARIANT_LINEARS[kind](weight=weight, bias=bias, dtype=dtype, **named)
+    linear.admit()
+    x = rows_of(width, torch.float32) * torch.logspace(-1, 1, MOST_ROWS, device=DEVICE)[:, None]
+    x = (x * torch.logspace(-1, 0.5, width // 128, device=DEVICE).repeat_interleave(128)).to(dtype)
+    rounded = RoundFp8Rows(None if kind == ROW_SCALES else 128)(x.float())
+    expected = rounded.double() @ (weight.double() * whole.double()).t() + bias.double()
+    check(linear, x, expected.float(), 3e-2)
+
+
 def test_a_tiling_that_rounds_otherwise_is_not_used() -> None:
-    from trtx.torch_engine.runner.triton_multiplier import TritonTiling
+    from trtx.torch_engine.runner.triton_tilings import TritonTiling
 
     class Backwards(TritonTiling):
         def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any, out: torch.Tensor) -> None:

@@ -32,10 +32,10 @@ def engine(*, pool_tokens: int, **more: Any) -> LLM:
     return LLM(MODEL, deterministic=True, max_batch_size=16, max_seq_len=LONGEST, kv_cache_config=kv, **more)
 
 
-def tiered() -> LLM:
+def tiered(ranks: int) -> LLM:
     return engine(
-        pool_tokens=POOL_TOKENS, kv={"host_cache_size": 64 << 20}, cache_transceiver_config=HANDS_OFF,
-        enable_iter_perf_stats=True,
+        pool_tokens=POOL_TOKENS, kv={"host_cache_size": (64 << 20) // ranks}, cache_transceiver_config=HANDS_OFF,
+        enable_iter_perf_stats=True, tensor_parallel_size=ranks,
     )  # fmt: skip
 
 
@@ -55,6 +55,7 @@ class Peers:
     prefill: LLM
     decode: LLM
     handed: int = 0
+    ranks: int = 1  # of each engine
     alone: int = 0  # requests without a prefill engine
 
     def expected(self, prompt: list[int], params: SamplingParams, salt: str | None) -> list[int]:
@@ -126,18 +127,21 @@ class Talk:
 
 
 @pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
+def peers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
+    ranks: int = request.param
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
     with ThreadPoolExecutor() as pool:
         loading = [
-            pool.submit(engine, pool_tokens=CONVERSATIONS * 240), pool.submit(tiered), pool.submit(tiered)
+            pool.submit(engine, pool_tokens=CONVERSATIONS * 240, tensor_parallel_size=ranks),
+            pool.submit(tiered, ranks), pool.submit(tiered, ranks),
         ]  # fmt: skip
-        made = Peers(*(future.result() for future in loading))
+        made = Peers(*(future.result() for future in loading), ranks=ranks)
     yield made
     for one in (made.whole, made.prefill, made.decode):
         one.shutdown()
 
 
+@pytest.mark.parametrize("peers", [1, 2], indirect=True, ids=["one-rank", "two-ranks"])
 def test_five_thousand_requests_over_handoffs_and_a_killed_peer_are_those_of_one_large_pool(peers: Peers) -> None:
     talks = [Talk(index) for index in range(CONVERSATIONS)]
     order, cancelled = random.Random(0), 0
@@ -151,7 +155,7 @@ def test_five_thousand_requests_over_handoffs_and_a_killed_peer_are_those_of_one
             cancelled += sum(turn.result() for turn in turns)
             if number == KILLED_IN:
                 peers.prefill.shutdown()
-                peers.prefill = tiered()
+                peers.prefill = tiered(peers.ranks)
     reads = peers.decode.handoff_stats()
     tiers = [row["hostKvCacheStats"] for one in (peers.prefill, peers.decode) for row in one.get_stats(2)[-1:]]
     print(

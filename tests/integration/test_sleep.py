@@ -57,6 +57,10 @@ def text(plan: Plan) -> str:
     return str(answer(plan)["choices"][0]["text"])
 
 
+def is_routed(plan: Plan) -> bool:
+    return post(plan.url, "/v1/completions", {"model": plan.model, "prompt": "x", "max_tokens": 1})[0] == 200
+
+
 def states(plan: Plan) -> list[str]:
     return [json.loads(worker.status_file.read_text())["state"] for worker in plan.workers if worker.status_file]
 
@@ -98,11 +102,7 @@ def test_a_topology_sleeps_after_its_open_requests_answers_503_and_wakes_with_th
     assert sorted(printed.splitlines()) == [
         f"{worker.name} is awake" for worker in sorted(plan.workers, key=lambda one: one.name)
     ]
-    wait_until(
-        lambda: post(plan.url, "/v1/completions", {"model": plan.model, "prompt": "x", "max_tokens": 1})[0] == 200,
-        30,
-        "routing",
-    )
+    wait_until(lambda: is_routed(plan), 30, "routing")
     document = answer(plan)
     assert document["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert document["choices"][0]["text"] == expected
@@ -124,6 +124,30 @@ def test_new_weights_answer_after_an_update_and_other_shapes_are_refused(plan: P
     assert states(plan) == ["serving", "serving"]
     assert trtx("update", plan, str(model))[0] == 0
     assert text(plan) == expected
+
+
+def test_a_worker_of_two_ranks_sleeps_wakes_and_refuses_weights_that_are_bad_for_one_of_them(tmp_path: Path) -> None:
+    sizes = ("--set", "kv_cache_config={tokens_per_block: 16, max_tokens: 8192}", "--set", "max_seq_len=512")
+    with trtx_serve("--model", "synthetic:tiny", "--tp", "2", "--set", "sleep_config={}", *sizes) as serve:
+        plan = serve.wait_ready(120)
+        expected = text(plan)
+        assert trtx("sleep", plan) == (0, "agg-0 sleeps: kv_cache, model_weights released\n")
+        assert trtx("wake", plan) == (0, "agg-0 is awake\n")
+        wait_until(lambda: is_routed(plan), 30, "routing")
+        assert text(plan) == expected
+        model = resolve_checkpoint("synthetic:tiny").path
+        other = Path(shutil.copytree(model, tmp_path / "other"))
+        weights = {name: value.flip(0).contiguous() for name, value in load_file(model / "model.safetensors").items()}
+        weights["model.layers.0.mlp.down_proj.weight"][0, -1] = float("nan")  # the last columns are rank 1's
+        save_file(weights, other / "model.safetensors")
+        code, printed = trtx("update", plan, str(other))
+        assert code == 2 and "rank 1: the weights of" in printed and "infinite or not a number" in printed
+        assert text(plan) == expected
+        weights["model.layers.0.mlp.down_proj.weight"][0, -1] = 0.5
+        save_file(weights, other / "model.safetensors")
+        assert trtx("update", plan, str(other)) == (0, f"agg-0 has the weights of {other}\n")
+        assert text(plan) != expected
+        assert states(plan) == ["serving"]
 
 
 def test_the_launcher_keeps_a_sleeping_topology_and_leaves_nothing_when_it_is_killed(

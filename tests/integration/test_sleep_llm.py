@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from trtx.torch_engine.llmapi import LLM, DisaggregatedParams, RequestError, RequestFailed, SamplingParams
@@ -64,6 +66,40 @@ def test_under_load_every_request_is_answered_as_before_or_refused_because_the_e
         os.kill(llm.engine_pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="engine process died"):
             llm.resume()
+
+
+def test_engines_of_two_ranks_hand_off_their_kv_before_and_after_both_slept_and_end_with_a_rank() -> None:
+    ranked = CONFIG | {"cache_transceiver_config": {"backend": "NIXL"}, "tensor_parallel_size": 2}
+    asked = DisaggregatedParams(request_type="context_only")
+    with LLM("synthetic:tiny", **ranked) as prefill, LLM("synthetic:tiny", **ranked) as decode:
+        expected = prefill.generate(PROMPTS[0], GREEDY).outputs[0].token_ids
+
+        def changes() -> Iterator[None]:
+            yield
+            for one in (prefill, decode):
+                one.release()
+            for one in (decode, prefill):
+                one.resume()
+            yield
+            for one in (prefill, decode):
+                one.update_weights("synthetic:tiny")
+            yield
+
+        for number, _ in enumerate(changes()):
+            params = prefill.generate(PROMPTS[0], GREEDY, disaggregated_params=asked).disaggregated_params
+            assert params is not None
+            params.request_type = "generation_only"
+            handed = decode.generate(PROMPTS[0], GREEDY, disaggregated_params=params).outputs[0].token_ids
+            assert handed == expected
+            stats = decode.handoff_stats()
+            assert (stats.reads, stats.recomputed, stats.failed_reads) == (number + 1, 0, 0)
+            decode.release(["kv_cache"])  # forget the blocks: the next handoff reads all of them
+            decode.resume()
+        decode.release()
+        (rank,) = psutil.Process(decode.engine_pid).children()
+        rank.kill()
+        with pytest.raises(RuntimeError, match=f"rank 1 ended: pid {rank.pid}"):
+            decode.resume()
 
 
 def test_an_engine_does_not_sleep_in_the_middle_of_a_handoff() -> None:

@@ -15,6 +15,8 @@ from source_trees import FILES, nodes_of
 
 BROUGHT = {"triton", "cuda", "pydantic_core"}
 """Packages whose version another one fixes: torch on CUDA (triton and cuda-bindings), and pydantic."""
+PACKAGE_OF = {"cudnn": "nvidia-cudnn-frontend"}
+"""Names in the index of modules that are not installed here."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,7 +37,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
     extras = project["optional-dependencies"]
     lines = [*project["dependencies"], *(line for name, one in extras.items() if name != "dev" for line in one)]
     declared = {canonicalize_name(Requirement(line).name) for line in lines}
-    brought = packages_distributions()
+    brought = {name: [package] for name, package in PACKAGE_OF.items()} | dict(packages_distributions())
     lacking = {
         name for name in imported() if not declared & {canonicalize_name(one) for one in brought.get(name, [name])}
     }

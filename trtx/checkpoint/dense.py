@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtx.checkpoint.experts import expert_modules, router_name
-from trtx.checkpoint.formats import Loading, TensorSpec
+from trtx.checkpoint.formats import TENSOR_SCALES, Loading, TensorSpec
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UnsupportedModel
 
@@ -38,12 +38,13 @@ class Product:
     def columns(self) -> int:
         return self.modules[0].columns
 
-    def is_kept(self, *, scaled_products: bool) -> bool:
+    def is_kept(self, *, scaled_products: frozenset[str]) -> bool:
         """Returns whether the engine keeps the weight quantized, as stored, for the matmul.
 
-        ``scaled_products``: whether the device supports scaled matmuls.
+        ``scaled_products``: the device's kinds of scaled matmuls (:func:`trtx.checkpoint.formats.products_of`).
         """
-        return self.loading is not None and scaled_products and self.loading.is_kept(self.rows, self.columns)
+        rows = [module.rows for module in self.modules]
+        return self.loading is not None and self.loading.is_kept(rows, self.columns, scaled_products=scaled_products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,12 @@ class ExpertProducts:
     loading: Loading | None
     has_bias: bool = False
 
-    def is_kept(self, *, scaled_products: bool) -> bool:
-        """As :meth:`Product.is_kept`, for all experts."""
+    def is_kept(self, *, scaled_products: frozenset[str]) -> bool:
+        """As :meth:`Product.is_kept`, for all experts. Their matmuls take no other scales than static ones."""
+        if self.loading is None or self.loading.product != TENSOR_SCALES:
+            return False
         gate = self.modules[0]
-        return self.loading is not None and scaled_products and self.loading.is_kept(gate.rows, gate.columns)
+        return self.loading.is_kept([gate.rows], gate.columns, scaled_products=scaled_products)
 
 
 def product_parameters(config: ModelConfig) -> int:

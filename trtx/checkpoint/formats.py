@@ -6,7 +6,7 @@ with torch, is in ``trtx.torch_engine.runner.formats``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from types import MappingProxyType
@@ -23,6 +23,12 @@ FP8_CAPABILITY = (8, 9)
 """The lowest compute capability with conversions and matmuls of float8_e4m3fn: Ada, Hopper and later."""
 SCALED_MULTIPLE = 16
 """torch._scaled_mm requires rows and columns to be multiples of this."""
+TENSOR_SCALES, ROW_SCALES, BLOCK_SCALES = "one static scale", "scales of rows and tokens", "scales of blocks"
+"""The kinds of scaled matmuls: what has a scale in float8 weights and inputs. See :func:`products_of`."""
+NO_PRODUCTS: frozenset[str] = frozenset()
+_ROW_SCALES_CAPABILITY = (9, 0)  # from which cuBLAS has them; on Ada, torch would use another library
+_BLOCK_SCALES_GENERATION = 9
+_SCALES_MULTIPLE = 4
 NVFP4_BLOCK = 16
 AWQ_GROUP = 128
 MX_BLOCK = 32
@@ -76,20 +82,27 @@ Layout = Callable[[int, int, int], dict[str, TensorSpec]]
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How the torch engine loads a format. It dequantizes a weight at load time, unless ``is_multiplied``.
+    """How the torch engine loads a format. It dequantizes a weight at load time, unless a matmul takes it as stored.
 
     ``stays``: the suffixes of the tensors that a matmul keeps in addition to its dequantized weight.
     ``rounding_bytes``: peak memory per input element while the input is rounded to the format; 0 without rounding.
-    ``is_multiplied``: the weight stays as stored on a GPU with scaled matmuls (:func:`has_scaled_products`).
+    ``product``: the kind of scaled matmul that takes the weight as stored, on a GPU that has it (:func:`products_of`).
     """
 
     stays: tuple[str, ...]
     rounding_bytes: int
-    is_multiplied: bool = False
+    product: str | None = None
 
-    def is_kept(self, rows: int, columns: int) -> bool:
-        """Returns whether a scaled matmul of this size can use the weight as stored."""
-        return self.is_multiplied and not (rows % SCALED_MULTIPLE or columns % SCALED_MULTIPLE)
+    def is_kept(self, rows: Sequence[int], columns: int, *, scaled_products: frozenset[str]) -> bool:
+        """Returns whether a matmul of ``scaled_products`` can use weights of these sizes as stored.
+
+        ``rows``: those of each weight that the matmul merges. Blocks of a merged weight must be whole.
+        """
+        if self.product not in scaled_products:
+            return False
+        if self.product == BLOCK_SCALES:
+            return not any(size % FP8_BLOCK for size in (*rows, columns))
+        return not (sum(rows) % SCALED_MULTIPLE or columns % SCALED_MULTIPLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +225,7 @@ def _mxfp4(rows: int, columns: int, _: int) -> dict[str, TensorSpec]:
 # and AutoGPTQ's groups.
 _FORMATS = (
     BuiltFormat(
-        "FP8", _fp8, Loading(("input_scale",), 8, is_multiplied=True), ("fp8",),
+        "FP8", _fp8, Loading(("input_scale",), 8, TENSOR_SCALES), ("fp8",),
         name="fp8", recipe="FP8_DEFAULT_CFG", block=16, passes=1,
         oldest=(8, 9), generation="Ada, Hopper or later (sm89)",
     ),
@@ -231,8 +244,8 @@ _FORMATS = (
         name="int8_sq", recipe="INT8_SMOOTHQUANT_CFG", block=1, passes=1,
         oldest=(8, 0), generation="Ampere or later (sm80)",
     ),
-    WeightFormat("FP8_PER_CHANNEL_PER_TOKEN", _fp8_per_channel, Loading((), 12)),
-    WeightFormat("FP8_BLOCK_SCALES", _fp8_blocks, Loading((), 12), is_blocked=True),
+    WeightFormat("FP8_PER_CHANNEL_PER_TOKEN", _fp8_per_channel, Loading((), 12, ROW_SCALES)),
+    WeightFormat("FP8_BLOCK_SCALES", _fp8_blocks, Loading((), 12, BLOCK_SCALES), is_blocked=True),
     WeightFormat("FP8_PB_WO", _fp8_weight_blocks, Loading((), 0), is_blocked=True),
     WeightFormat("INT8_SQ", _int8_sq),
     WeightFormat("W4A8_AWQ", _w4a8_awq),
@@ -252,9 +265,22 @@ BUILT: Mapping[str, BuiltFormat] = MappingProxyType(
 METHODS: Mapping[str, str] = MappingProxyType({method: form.algorithm for form in _FORMATS for method in form.methods})
 
 
-def has_scaled_products(capability: tuple[int, int] | None, dtype: str) -> bool:
-    """Returns whether the engine multiplies float8 operands on a GPU of ``capability`` (None: a CPU, or unknown).
+def products_of(capability: tuple[int, int] | None, dtype: str) -> frozenset[str]:
+    """Returns the kinds of scaled matmuls that the engine uses on a GPU of ``capability`` (None: a CPU, or unknown).
 
-    ``dtype``: the dtype that the engine computes in. With float32 the user wants exactness, so the answer is False.
+    ``dtype``: the dtype that the engine computes in. With float32 the user wants exactness, so there are none. cuBLAS
+    multiplies with scales of blocks on Hopper alone.
     """
-    return capability is not None and capability >= FP8_CAPABILITY and dtype != "float32"
+    if capability is None or capability < FP8_CAPABILITY or dtype == "float32":
+        return NO_PRODUCTS
+    found = {TENSOR_SCALES}
+    if capability >= _ROW_SCALES_CAPABILITY:
+        found.add(ROW_SCALES)
+    if capability[0] == _BLOCK_SCALES_GENERATION:
+        found.add(BLOCK_SCALES)
+    return frozenset(found)
+
+
+def padded_blocks(columns: int) -> int:
+    """Returns the number of scales in a row of blocks as cuBLAS reads them: a multiple of 4."""
+    return -(-ceil(columns / FP8_BLOCK) // _SCALES_MULTIPLE) * _SCALES_MULTIPLE

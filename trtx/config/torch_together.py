@@ -8,15 +8,11 @@ from typing import Any
 
 def conflict(values: Mapping[str, Any]) -> str | None:
     """Returns a clause that names two features of ``values`` and what to do about them; None if all go together."""
-    gpus = int(values.get("tensor_parallel_size") or 1)
     model = _draft_model(values.get("speculative_config"))
     kv = values.get("kv_cache_config")
     tier = "kv_cache_config.host_cache_size" if isinstance(kv, Mapping) and kv.get("host_cache_size") else None
     sleep = "sleep_config" if values.get("sleep_config") is not None else None
     draft = f"the draft model of {model}" if model is not None else None
-    ranks = f"tensor_parallel_size is {gpus}" if gpus > 1 else None
-    if ranks and (other := sleep or tier):
-        return f"{ranks}, and {other} works on one GPU only; use --tp 1, or leave {other} out"
     if draft and tier:
         return f"{tier} leaves out the KV of {draft}; use NGram or SA, or leave {tier} out"
     if sleep and draft and model != "Draft_Target":

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from trtx.engine.tensorrt_llm.arguments import world_size
 from trtx.errors import UsageError
 from trtx.memory import MemoryPlan, host_memory, size_text
 from trtx.memory.host import host_cache_too_small
@@ -15,14 +16,14 @@ from trtx.topology import Plan
 
 
 def with_host_tiers(plan: Plan) -> Plan:
-    """``plan`` with a reason for each role that keeps KV in host memory.
+    """``plan`` with a reason for each role that keeps KV in host memory: each GPU of its workers has its own.
 
     Raises UsageError if the workers of this machine want more than it can give. On other hosts each engine checks its
     own share.
     """
     counts = Counter[str](worker.role for worker in plan.workers)
     sizes = {
-        role: counts[role] * ((values.get("kv_cache_config") or {}).get("host_cache_size") or 0)
+        role: counts[role] * world_size(values) * ((values.get("kv_cache_config") or {}).get("host_cache_size") or 0)
         for role, values in plan.engine_configs.items()
         if role != "encode"
     }

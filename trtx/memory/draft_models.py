@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 
 from trtx.checkpoint.drafts import EAGLE3, read_eagle_config
-from trtx.checkpoint.formats import DTYPE_BYTES
+from trtx.checkpoint.formats import DTYPE_BYTES, NO_PRODUCTS
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.weight_index import stored_tensors
 from trtx.memory.torch_engine import RESERVE_BYTES, activation_bytes, layer_bytes, vocabulary_bytes
@@ -39,10 +39,10 @@ def draft_memory(
         )
     config = read_model_config(directory)
     weights = vocabulary_bytes(config, dtype) * (1 if config.tied_head else 2) + sum(
-        layer_bytes(config, layer, dtype=dtype, scaled_products=False, stored=None)
+        layer_bytes(config, layer, dtype=dtype, scaled_products=NO_PRODUCTS, stored=None)
         for layer in range(config.num_layers)
     )
     activations = activation_bytes(
-        config, max_num_tokens=max_num_tokens, max_batch_size=max_batch_size, dtype=dtype, scaled_products=False
+        config, max_num_tokens=max_num_tokens, max_batch_size=max_batch_size, dtype=dtype, scaled_products=NO_PRODUCTS
     )
     return DraftMemory(weights + activations + RESERVE_BYTES // 2, 2 * config.num_layers * config.kv_size * width)

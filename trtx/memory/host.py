@@ -71,14 +71,15 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def host_cache_shortage(num_bytes: int, memory: HostMemory) -> str | None:
-    """Returns why this machine can't give so much host memory, or None."""
+def host_cache_shortage(num_bytes: int, memory: HostMemory, ranks: int = 1) -> str | None:
+    """Returns why this machine can't give so much host memory to each of an engine's ranks, or None."""
     available = memory.available
-    if available is None or num_bytes <= available:
+    if available is None or num_bytes * ranks <= available:
         return None
+    each = f" for each of {ranks} GPUs, {size_text(num_bytes * ranks)} together" if ranks > 1 else ""
     by_limit = memory.left is not None and available == memory.left
     whose = f"the container's limit of {size_text(memory.limit or 0)} leaves" if by_limit else "this machine has"
-    return f"{_FIELD} is {size_text(num_bytes)}, and {whose} {size_text(available)} of memory; lower it" + (
+    return f"{_FIELD} is {size_text(num_bytes)}{each}, and {whose} {size_text(available)} of memory; lower it" + (
         ", or raise the container's memory limit" if by_limit else ""
     )
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
-from trtx.checkpoint.dense import layer_products
+from trtx.checkpoint.dense import expert_products, layer_products
 from trtx.checkpoint.drafts import find_draft
 from trtx.checkpoint.experts import MXFP4
 from trtx.checkpoint.facts import dtype_of, read_config
-from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, has_scaled_products
+from trtx.checkpoint.formats import DTYPE_BYTES, KV_BYTES, products_of
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.quantization import read_quantization
 from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks, rank_config
@@ -60,13 +60,15 @@ def _for_torch(
     shape = replace(shape, context_length=config.max_position)
     capability = (device.capability or capability_of(device.name)) if device.is_gpu else None
     dtype = torch_engine.compute_dtype(limits.dtype, config.dtype, is_gpu=device.is_gpu)
-    scaled = has_scaled_products(capability, dtype)
+    scaled = products_of(capability, dtype)
     stored = torch_engine.stored_names(directory, config.architecture)
     layers = (
         torch_engine.layer_bytes(config, layer, dtype=dtype, scaled_products=scaled, stored=stored)
         for layer in range(config.num_layers)
     )
     is_kept = any(product.is_kept(scaled_products=scaled) for product in layer_products(config, 0).values())
+    experts = [expert_products(config, layer) for layer in range(config.num_layers)]
+    has_wide_experts = any(one and one.loading and not one.is_kept(scaled_products=scaled) for one in experts)
     vocabulary, width = torch_engine.vocabulary_bytes(config, dtype), DTYPE_BYTES[dtype]
     weights = Weights(
         # Of one rank already. A draft model runs on one GPU.
@@ -76,7 +78,7 @@ def _for_torch(
         head=0 if config.tied_head else -(-config.vocab_size // limits.tp) * limits.tp * config.hidden_size * width,
         vision=torch_engine.tower_bytes(read_config(directory), dtype) if has_tower else 0,
         norm=config.hidden_size * DTYPE_BYTES[torch_engine.norm_dtype(config, dtype)],
-        source=f"counted, {_held_as(config, width_text(width), is_kept=is_kept)}",
+        source=f"counted, {_held_as(config, width_text(width), is_kept=is_kept, has_wide_experts=has_wide_experts)}",
     )
     return Model(
         shape,
@@ -96,14 +98,19 @@ def _for_torch(
     )
 
 
-def _held_as(config: ModelConfig, width: str, *, is_kept: bool) -> str:
-    """Returns in words what the weights are on the device. ``is_kept``: quantized ones stay as they are stored."""
+def _held_as(config: ModelConfig, width: str, *, is_kept: bool, has_wide_experts: bool) -> str:
+    """Returns in words what the weights are on the device.
+
+    ``is_kept``: quantized ones stay as they are stored. ``has_wide_experts``: those of experts don't.
+    """
     stored = config.quantization.algorithm if config.quantization is not None else None
     if config.experts is not None and config.experts.is_mxfp4:
         stored = MXFP4
     if stored is None:
         return width
-    return stored if is_kept else f"{stored} dequantized to {width}"
+    if not is_kept:
+        return f"{stored} dequantized to {width}"
+    return f"{stored} with experts dequantized to {width}" if has_wide_experts else stored
 
 
 def _draft_layers(target: ModelConfig, limits: Limits, dtype: str) -> list[Counter[str]]:

@@ -20,7 +20,16 @@ from trtx.checkpoint.dense import (
     layer_products,
     layer_vectors,
 )
-from trtx.checkpoint.formats import DTYPE_BYTES, DTYPES, FP8_CAPABILITY, FP8_DTYPE
+from trtx.checkpoint.formats import (
+    DTYPE_BYTES,
+    DTYPES,
+    FP8_BLOCK,
+    FP8_CAPABILITY,
+    FP8_DTYPE,
+    ROW_SCALES,
+    TENSOR_SCALES,
+    padded_blocks,
+)
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.quantization import Quantization
 from trtx.checkpoint.towers import tower_tensors
@@ -98,7 +107,7 @@ def norm_dtype(config: ModelConfig, dtype: str) -> str:
 
 
 def layer_bytes(
-    config: ModelConfig, layer: int, *, dtype: str, scaled_products: bool, stored: Collection[str] | None
+    config: ModelConfig, layer: int, *, dtype: str, scaled_products: frozenset[str], stored: Collection[str] | None
 ) -> int:
     """Returns the bytes of one layer's weights on the device.
 
@@ -115,12 +124,13 @@ def layer_bytes(
     return _KV_SCALE_BYTES + norms + held
 
 
-def _product_bytes(product: Product, dtype: str, scaled_products: bool, stored: Collection[str] | None) -> int:
+def _product_bytes(
+    product: Product, dtype: str, scaled_products: frozenset[str], stored: Collection[str] | None
+) -> int:
     bias = product.rows * DTYPE_BYTES[dtype] if product.has_bias else 0
     first = product.modules[0]
     if product.is_kept(scaled_products=scaled_products):
-        weights = sum(module.tensors["weight"].nbytes(dtype) for module in product.modules)
-        return bias + weights + sum(first.tensors[scale].nbytes(dtype) for scale in ("weight_scale", "input_scale"))
+        return bias + sum(module.tensors["weight"].nbytes(dtype) for module in product.modules) + _scale_bytes(product)
     stays = product.loading.stays if product.loading is not None else ()
     beside = sum(
         first.tensors[suffix].nbytes(dtype) for suffix in stays if stored is None or f"{first.name}.{suffix}" in stored
@@ -128,7 +138,17 @@ def _product_bytes(product: Product, dtype: str, scaled_products: bool, stored: 
     return bias + product.rows * product.columns * DTYPE_BYTES[dtype] + beside
 
 
-def _expert_bytes(experts: ExpertProducts, dtype: str, scaled_products: bool) -> int:
+def _scale_bytes(product: Product) -> int:
+    """Returns the bytes of the scales beside a weight that stays as stored."""
+    assert product.loading is not None
+    if product.loading.product == TENSOR_SCALES:
+        return 2 * _SCALE_BYTES  # the weight's and the input's
+    if product.loading.product == ROW_SCALES:
+        return product.rows * _SCALE_BYTES
+    return product.rows // FP8_BLOCK * padded_blocks(product.columns) * _SCALE_BYTES
+
+
+def _expert_bytes(experts: ExpertProducts, dtype: str, scaled_products: frozenset[str]) -> int:
     if not experts.is_kept(scaled_products=scaled_products):
         scales = experts.loading.stays if experts.loading is not None else ()
         inputs = 2 * _SCALE_BYTES * len(scales)  # those of the experts' input and of their gated input
@@ -157,14 +177,13 @@ def activation_bytes(
     max_num_tokens: int,
     max_batch_size: int,
     dtype: str,
-    scaled_products: bool,
+    scaled_products: frozenset[str],
     max_draft_len: int = 0,
 ) -> int:
     """Returns the peak memory of a forward over ``max_num_tokens``: widest activations, logits, and the sampler.
 
     With ``max_draft_len``, the hidden states, logits and vocabulary masks of the drafted tokens of a step are added.
-    If activations are rounded to a format that no matmul on this device takes, the rounding of the widest input is
-    added.
+    If activations are rounded to a format between two operations, the rounding of the widest input is added.
     """
     width = DTYPE_BYTES[dtype]
     token = 2 * config.hidden_size + max(_mlp_elements(config), 2 * config.q_size + 2 * config.kv_size)
@@ -196,20 +215,29 @@ def _mlp_elements(config: ModelConfig) -> int:
 
 
 @lru_cache(maxsize=4)  # a refusal calls it again for each size that it tries
-def _rounding_bytes(config: ModelConfig, scaled_products: bool) -> int:
-    """Returns the bytes per token of the widest input that is rounded before its matmul with a dequantized weight."""
+def _rounding_bytes(config: ModelConfig, scaled_products: frozenset[str]) -> int:
+    """Returns the bytes per token of the widest input that is rounded before its matmul."""
     if config.quantization is None:
         return 0
     rounded = (
-        product.loading.rounding_bytes * product.columns
+        _rounded_input(product, scaled_products)
         for layer in range(config.num_layers)
         for product in layer_products(config, layer).values()
-        if product.loading is not None and not product.is_kept(scaled_products=scaled_products)
     )
     return max([*rounded, _rounded_experts(config, scaled_products)], default=0)
 
 
-def _rounded_experts(config: ModelConfig, scaled_products: bool) -> int:
+def _rounded_input(product: Product, scaled_products: frozenset[str]) -> int:
+    if product.loading is None:
+        return 0
+    if not product.is_kept(scaled_products=scaled_products):
+        return product.loading.rounding_bytes * product.columns
+    if product.loading.product == TENSOR_SCALES:
+        return 0  # the operation before the matmul gives float8
+    return product.columns + -(-product.columns // FP8_BLOCK) * _SCALE_BYTES  # float8, and at most so many scales
+
+
+def _rounded_experts(config: ModelConfig, scaled_products: frozenset[str]) -> int:
     """Returns :func:`_rounding_bytes` of experts: a token has one gated input for each of its experts."""
     routed = [
         products.loading.rounding_bytes

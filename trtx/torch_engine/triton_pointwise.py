@@ -38,6 +38,45 @@ def follow(OVERLAPS: tl.constexpr):
 
 
 @triton.jit
+def _scale_of(largest):
+    """Returns the scale that maps a magnitude to the largest of float8; 1 for zero."""
+    return tl.where(largest > 0, largest / _FP8_MAX, 1.0)
+
+
+@triton.jit
+def quantize_rows_kernel(x, out, scales, columns, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr = False):
+    """Quantizes one row of ``x`` for each program to float8_e4m3fn, with a scale of its own."""
+    follow(OVERLAPS)
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    inside = offsets < columns
+    values = tl.load(x + row * columns + offsets, mask=inside, other=0.0).to(tl.float32)
+    scale = _scale_of(tl.max(tl.abs(values), axis=0))
+    tl.store(scales + row, scale)
+    tl.store(out + row * columns + offsets, to_fp8(values, scale), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "padded_rows"])
+def quantize_groups_kernel(
+    x, out, scales, num_rows, padded_rows, columns, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
+):  # fmt: skip
+    """Quantizes ``GROUPS`` groups of ``WIDTH`` columns of one row for each program, each group with its own scale.
+
+    ``columns`` is a multiple of ``WIDTH``. ``scales`` [groups, padded_rows]. Rows from ``num_rows`` on are zeros.
+    """
+    follow(OVERLAPS)
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    offsets = groups[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = offsets < columns
+    values = tl.load(x + row * columns + offsets, mask=inside & (row < num_rows), other=0.0).to(tl.float32)
+    scale = _scale_of(tl.max(tl.abs(values), axis=1))
+    tl.store(scales + groups.to(tl.int64) * padded_rows + row, scale, mask=groups * WIDTH < columns)
+    tl.store(out + row * columns + offsets, to_fp8(values, scale[:, None]), mask=inside)
+
+
+@triton.jit
 def rms_norm_kernel(
     x, residual, weight, out, total_out, out_scale, hidden, eps, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr = False,

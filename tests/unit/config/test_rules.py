@@ -255,3 +255,9 @@ def test_what_binds_tensorrt_llm_alone_is_a_note_for_the_embedded_engine() -> No
     assert severities["prefill-overlap"] == "note"
     needed = {rule.id for rule in RULES if rule.every_engine}
     assert needed == {"kv-dtype-equal", "tokens-per-block-equal", "draft-within-context"}
+
+
+def test_a_rule_that_is_false_for_the_embedded_engine_is_not_checked_there() -> None:
+    case = next(case for case in CASES if case.rule == "sleep-has-one-rank")
+    assert of_rule(check(case, case.change), "sleep-has-one-rank")
+    assert not of_rule(check(case, case.change, engine="torch"), "sleep-has-one-rank")

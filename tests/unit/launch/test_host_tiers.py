@@ -17,8 +17,8 @@ from trtx.topology import Plan
 MIB = 1 << 20
 
 
-def planned(run_dir: Path, size: int) -> Plan:
-    asked = (f"kv_cache_config.host_cache_size={size}",)
+def planned(run_dir: Path, size: int, *more: str) -> Plan:
+    asked = (f"kv_cache_config.host_cache_size={size}", *more)
     spec = TopologySpec(model="synthetic:tiny", engine="torch", port=0, overrides=asked, mode="disagg", prefill=2)
     made = prepare(spec, run_dir=run_dir)
     HOLDER.release((made.port, *made.internal_ports))
@@ -30,6 +30,15 @@ def test_each_role_says_how_much_it_takes(tmp_path: Path) -> None:
     assert "prefill: 32 MiB of host memory for KV because of kv_cache_config.host_cache_size" in reasons
     assert "decode: 16 MiB of host memory for KV because of kv_cache_config.host_cache_size" in reasons
     assert not any("host memory for KV" in reason for reason in planned(tmp_path, 0).reasons)
+
+
+def test_each_gpu_of_a_worker_takes_as_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = "decode.tensor_parallel_size=2"
+    reasons = planned(tmp_path, 16 * MIB, two).reasons
+    assert "decode: 32 MiB of host memory for KV because of kv_cache_config.host_cache_size" in reasons
+    monkeypatch.setattr(host_tiers, "host_memory", lambda: HostMemory(60 * MIB, None, None, None))
+    with pytest.raises(UsageError, match="of all workers is 64 MiB together"):
+        planned(tmp_path, 16 * MIB, two)
 
 
 def test_less_than_a_block_is_refused_before_the_engine_starts(tmp_path: Path) -> None:

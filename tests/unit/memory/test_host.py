@@ -57,6 +57,9 @@ def test_a_shortage_names_the_container_where_its_limit_is_the_cause() -> None:
     assert host_cache_shortage(4 * GIB, HostMemory(8 * GIB, None, None, None)) is None
     machine = host_cache_shortage(9 * GIB, HostMemory(8 * GIB, None, None, None))
     assert machine == "kv_cache_config.host_cache_size is 9.00 GiB, and this machine has 8.00 GiB of memory; lower it"
+    ranks = host_cache_shortage(3 * GIB, HostMemory(8 * GIB, None, None, None), 4)
+    assert ranks is not None and "is 3.00 GiB for each of 4 GPUs, 12.00 GiB together, and this machine has" in ranks
+    assert host_cache_shortage(2 * GIB, HostMemory(8 * GIB, None, None, None), 4) is None
     container = host_cache_shortage(9 * GIB, HostMemory(64 * GIB, 10 * GIB, 8 * GIB, None))
     assert container is not None
     assert container.endswith(

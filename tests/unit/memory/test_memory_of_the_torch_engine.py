@@ -85,15 +85,53 @@ def test_fp8_weights_stay_small_where_the_gpu_multiplies_them(tmp_path: Path) ->
     assert hopper < 0.6 * ampere
 
 
-@pytest.mark.parametrize("algorithm", ["FP8_BLOCK_SCALES", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"])
-def test_formats_that_no_gpu_multiplies_take_the_memory_of_16_bits(tmp_path: Path, algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "gpus"),
+    [
+        ("FP8_BLOCK_SCALES", {"A100": False, "L40S": False, "H100": True, "B200": False}),
+        ("FP8_PER_CHANNEL_PER_TOKEN", {"A100": False, "L40S": False, "H100": True, "B200": True}),
+        ("FP8_PB_WO", {"A100": False, "L40S": False, "H100": False, "B200": False}),
+    ],
+)
+def test_formats_take_the_memory_of_16_bits_where_no_matmul_takes_them(
+    tmp_path: Path, algorithm: str, gpus: dict[str, bool]
+) -> None:
     config = SHAPES["qwen3-8b"].config
     (tmp_path / "config.json").write_text(json.dumps(config))
-    whole = _plan(tmp_path, {}, device_named("H100"))
+    whole = {name: _plan(tmp_path, {}, device_named(name)) for name in gpus}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
-    plan = _plan(tmp_path, {}, device_named("H100"))
-    assert plan.weight_bytes == whole.weight_bytes
-    assert f"counted, {algorithm} dequantized to 16 bits" in str(plan) and "counted, 16 bits" in str(whole)
+    for name, is_kept in gpus.items():
+        plan, wide = _plan(tmp_path, {}, device_named(name)), whole[name]
+        exact = _plan(tmp_path, {"dtype": "float32"}, device_named(name))
+        assert f"counted, {algorithm} dequantized to " in str(exact) and exact.weight_bytes > 1.9 * wide.weight_bytes
+        if is_kept:
+            assert plan.weight_bytes < 0.6 * wide.weight_bytes, name
+            assert f"counted, {algorithm}" in str(plan) and "dequantized" not in str(plan)
+        else:
+            assert plan.weight_bytes == wide.weight_bytes, name
+            assert f"counted, {algorithm} dequantized to 16 bits" in str(plan)
+
+
+def test_an_input_that_is_quantized_at_run_time_takes_a_byte_an_element_and_its_scales(tmp_path: Path) -> None:
+    """At the shape of Qwen3-8B: 8,192 tokens of the widest input. With one static scale, nothing is added."""
+    found = {}
+    for algorithm in (None, "FP8", "FP8_BLOCK_SCALES"):
+        stated = {"quantization_config": {"quant_method": "modelopt", "quant_algo": algorithm}} if algorithm else {}
+        (tmp_path / "config.json").write_text(json.dumps(dict(SHAPES["qwen3-8b"].config) | stated))
+        found[algorithm] = _plan(tmp_path, {"max_num_tokens": 8192}, device_named("H100")).activation_bytes
+    assert found["FP8"] == found[None]
+    assert found["FP8_BLOCK_SCALES"] - found[None] == (8192 + 2048) * (12288 + 12288 // 128 * 4)
+
+
+def test_experts_with_scales_of_blocks_count_as_dequantized(tmp_path: Path) -> None:
+    config = dict(SHAPES["qwen3-30b-a3b"].config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    whole = _plan(tmp_path, {}, device_named("H200"))
+    stated = {"quant_algo": "FP8_BLOCK_SCALES", "exclude_modules": ["lm_head", "*.mlp.gate"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": stated}))
+    plan = _plan(tmp_path, {}, device_named("H200"))
+    assert "counted, FP8_BLOCK_SCALES with experts dequantized to 16 bits" in str(plan)
+    assert 0.9 * whole.weight_bytes < plan.weight_bytes < whole.weight_bytes
 
 
 def test_what_rounds_its_inputs_leaves_less_for_kv(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from trtx.checkpoint.dense import checkpoint_tensors
 from trtx.checkpoint.experts import EXPERT_FORMATS
 from trtx.checkpoint.families import FAMILIES
-from trtx.checkpoint.formats import DTYPES, LOADED, has_scaled_products
+from trtx.checkpoint.formats import DTYPES, LOADED, products_of
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks
 from trtx.errors import UsageError
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 GIB = 1 << 30
 HOST = MemoryDevice("CPU", 64 * GIB, 64 * GIB, is_gpu=False)
-DEVICES = (HOST, device_named("A100"), device_named("H100"))
+DEVICES = (HOST, device_named("A100"), device_named("H100"), device_named("B200"))
 LIMITS = {"max_batch_size": 3, "max_num_tokens": 64}
 GROUP = 32
 
@@ -75,7 +75,8 @@ def checkpoints(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], bool]:
     heads = draw(st.sampled_from((2, 4)))
     config: dict[str, Any] = {
         "architectures": [architecture], "model_type": family.model_type, "vocab_size": draw(st.integers(2, 80)),
-        "hidden_size": 64, "intermediate_size": draw(st.sampled_from((32, 64, 72) if free else (32, 64))),
+        "hidden_size": draw(st.sampled_from((64, 64, 128))),
+        "intermediate_size": draw(st.sampled_from((32, 64, 72, 128) if free else (32, 64))),
         "num_hidden_layers": draw(st.integers(1, 2)), "num_attention_heads": heads, "max_position_embeddings": 64,
         "rms_norm_eps": 1e-6, "rope_theta": 1e4,
     }  # fmt: skip
@@ -85,7 +86,7 @@ def checkpoints(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], bool]:
         width, dense = draw(st.sampled_from((32, 40))), draw(st.sampled_from(([], [0])))
         config |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": width, "mlp_only_layers": dense}
     kv_heads = draw(st.sampled_from([None] * (family.kv_heads == "missing or null") + [1, heads]))
-    head_dim = draw(st.sampled_from([None] * family.derives_head_dim + [16, 32] + [6] * free))
+    head_dim = draw(st.sampled_from([None] * family.derives_head_dim + [16, 32, 128] + [6] * free))
     optional = {
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
@@ -193,7 +194,7 @@ def test_planned_memory_is_what_the_runner_takes(
         plan = plan_memory(tmp_path, "agg", values, engine="torch", device=device)
         weights = load_weights(
             tmp_path, config, device=torch.device("cpu"), dtype=getattr(torch, dtype),
-            scaled_products=has_scaled_products(device.capability, dtype), split=split,
+            scaled_products=products_of(device.capability, dtype), split=split,
         )  # fmt: skip
         held = _held_bytes(weights)
         assert plan.weight_bytes == held, (

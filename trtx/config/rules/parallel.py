@@ -191,6 +191,7 @@ PARALLEL_RULES = (
         reason="SleepConfig does not pickle to MPI ranks",
         evidence="Dynamo 1.4.2, which sleeps with one rank only",
         check=_sleep_has_one_rank,
+        only_engine="tensorrt-llm",
     ),
     RoleRule(
         id="gms-without-balancer",

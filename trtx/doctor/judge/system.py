@@ -80,8 +80,8 @@ def _usable_memory(system: System) -> int:
 def _pinned(system: System) -> Check:
     """``ulimit -l`` bounds no memory that CUDA pins, so it is no cause to warn."""
     locked = "no limit" if system.locked_bytes is None else f"{system.locked_bytes >> 10} KiB"
-    seen = f"up to {_usable_memory(system) / _GIB:.1f} GiB for host_cache_size; ulimit -l, for RDMA alone: {locked}"
-    return ok("pinned memory", seen)
+    usable = f"up to {_usable_memory(system) / _GIB:.1f} GiB for the host_cache_size of all GPUs"
+    return ok("pinned memory", f"{usable}; ulimit -l, for RDMA alone: {locked}")
 
 
 def _port(system: System) -> Check:

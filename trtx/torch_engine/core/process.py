@@ -24,6 +24,7 @@ from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
 from trtx.ipc.child_messages import Progress, Shutdown
 from trtx.torch_engine import kv_fault
+from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.channel import Channel
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.grammars import Grammars
@@ -55,6 +56,7 @@ from trtx.torch_engine.step import ModelRunner, StepEmbedding
 
 if TYPE_CHECKING:
     from trtx.torch_engine.handoff.ranked import KvRanks
+    from trtx.torch_engine.ranks.leader import LeadingRunner
     from trtx.torch_engine.runner import RunnerArgs
 
 
@@ -103,12 +105,12 @@ def main() -> None:
         start = inbox.get()
         assert isinstance(start, Start), f"the first message is {type(start).__name__}"
         with nothing_of_it_is_garbage():
-            core = _build(start, channel, on_compiled=lambda: inbox.put(GrammarCompiled()))
+            core, parking = _build(start, channel, on_compiled=lambda: inbox.put(GrammarCompiled()))
             built.set_result(core.runner)
             gc.collect()
         reports = ReportSender(channel.send, inbox.put)
         try:
-            _loop(core, _parking(start.args, core), reports, inbox)
+            _loop(core, parking, reports, inbox)
         finally:
             reports.close()
         core.close()
@@ -141,23 +143,26 @@ def _load(message: PutEmbedding, runner: ModelRunner) -> LoadedEmbedding:
         return LoadedEmbedding(message.key, problem)
 
 
-def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], None]) -> EngineCore:
+def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], None]) -> tuple[EngineCore, Parking]:
     args = start.args
     sys.path += [path for path in start.import_path if path not in sys.path]
     batched = _batched_processor(start.batched_processor)
     channel.send(Progress(f"loading {args.model}"))
-    runner, kv_ranks = _create_runner(args, channel)
+    runner, leader = _create_runner(args, channel)
+
+    def new_transport() -> KvTransport:
+        return _new_transport(runner, leader.kv_ranks if leader is not None else None)
+
     transport = None
     if args.transport is not None:
         channel.send(Progress("registering the KV pool for handoff"))
-        transport = _new_transport(runner, kv_ranks)
+        transport = new_transport()
     kv = args.kv_cache_config
     host_copies = None
     if kv.host_cache_size:
-        from trtx.torch_engine.runner.host_copies import create_host_copies
-
-        channel.send(Progress(f"allocating {kv.host_cache_size >> 20} MiB of host memory for the KV cache"))
-        host_copies = create_host_copies(runner.pool, kv.host_cache_size, len(runner.geometry.groups))
+        total = kv.host_cache_size * args.tensor_parallel_size
+        channel.send(Progress(f"allocating {total >> 20} MiB of host memory for the KV cache"))
+        host_copies = _create_host_copies(kv.host_cache_size, runner, leader)
     spec = args.speculative_config
     core = EngineCore(
         runner,
@@ -191,15 +196,11 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
             runner.device_memory_bytes(),
         )
     )
-    return core
+    again = new_transport if transport is not None else None
+    return core, Parking(core, can_sleep=args.sleep_config is not None, new_transport=again)
 
 
-def _parking(args: LlmArgs, core: EngineCore) -> Parking:
-    new_transport = None if args.transport is None else partial(_new_transport, core.runner)
-    return Parking(core, can_sleep=args.sleep_config is not None, new_transport=new_transport)
-
-
-def _new_transport(runner: ModelRunner, kv_ranks: KvRanks | None = None) -> KvTransport:
+def _new_transport(runner: ModelRunner, kv_ranks: KvRanks | None) -> KvTransport:
     from trtx.torch_engine.handoff import create_transport, direct_offer
     from trtx.torch_engine.handoff.fault import FaultyTransport
     from trtx.torch_engine.handoff.ranked import RankedTransport
@@ -272,22 +273,37 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
     )
 
 
-def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> tuple[ModelRunner, KvRanks | None]:
+def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> tuple[ModelRunner, LeadingRunner | None]:
+    """Returns the runner, and the same one once more if it leads several ranks."""
     if args.tensor_parallel_size == 1:
         from trtx.torch_engine.runner import create_runner
 
-        if args.kv_cache_config.host_cache_size:
-            from trtx.torch_engine.runner.host_copies import check_host_memory
-
-            check_host_memory(args.kv_cache_config.host_cache_size)
+        _check_host_memory(args)
         return create_runner(runner_args(args)), None
     from trtx.torch_engine.ranks.children import start_ranks
 
     ranks = start_ranks(args.tensor_parallel_size, partial(_end, channel))
     from trtx.torch_engine.ranks.leader import create_ranked_runner
 
+    _check_host_memory(args)
     leader = create_ranked_runner(runner_args(args), ranks, hands_off=args.transport is not None)
-    return leader, leader.kv_ranks
+    return leader, leader
+
+
+def _create_host_copies(num_bytes: int, runner: ModelRunner, leader: LeadingRunner | None) -> BlockCopies:
+    if leader is not None:
+        return leader.create_host_copies(num_bytes)
+    from trtx.torch_engine.runner.host_copies import create_host_copies
+
+    return create_host_copies(runner.pool, num_bytes, len(runner.geometry.groups))
+
+
+def _check_host_memory(args: LlmArgs) -> None:
+    """Raises UsageError if this machine lacks the memory of the host tier."""
+    if args.kv_cache_config.host_cache_size:
+        from trtx.torch_engine.runner.host_copies import check_host_memory
+
+        check_host_memory(args.kv_cache_config.host_cache_size, args.tensor_parallel_size)
 
 
 def _end(channel: Channel[ToEngine], error: Exception) -> None:

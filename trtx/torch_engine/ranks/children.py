@@ -11,13 +11,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from trtx.errors import UsageError
 from trtx.torch_engine.handoff.codec import DirectOffer
 from trtx.torch_engine.handoff.ranked import PartEnded, PartRead
+from trtx.torch_engine.ranks.host_copies import CopyEnded, CopyOrder, ordered
+from trtx.torch_engine.ranks.memory_requests import MEMORY, ShareDone, ShareRequest
 from trtx.torch_engine.ranks.pipe import PART_READ, Pipe, RankFailed, RankReady, RankStart
 
 _EXIT_GRACE_S = 5.0
+T = TypeVar("T")
+
+
+def _taken(queue: SimpleQueue[T]) -> list[T]:
+    found: list[T] = []
+    with suppress(Empty):
+        while True:
+            found.append(queue.get_nowait())
+    return found
 
 
 class RankProcess:
@@ -36,6 +48,8 @@ class RankProcess:
         self._pipe = Pipe(ours)
         self._ready: SimpleQueue[RankReady] = SimpleQueue()
         self._ended_parts: SimpleQueue[PartEnded] = SimpleQueue()
+        self._shares_done: SimpleQueue[ShareDone] = SimpleQueue()
+        self._ended_copies: SimpleQueue[CopyEnded] = SimpleQueue()
         self._is_closing = False
         threading.Thread(target=self._watch, name=f"rank-{rank}", daemon=True).start()
 
@@ -54,13 +68,23 @@ class RankProcess:
         with suppress(OSError):  # dead already: the watcher reads its end of file
             self._pipe.send(frame)
 
+    def ask_memory(self, request: ShareRequest) -> None:
+        """Sends a request, which the next :meth:`wait_memory` answers. No step may be in flight."""
+        self.send(MEMORY + pickle.dumps(request))
+
+    def wait_memory(self) -> ShareDone:
+        return self._shares_done.get()
+
+    def order_copy(self, order: CopyOrder) -> None:
+        """See :class:`trtx.torch_engine.ranks.host_copies.CopyingRank`."""
+        self.send(ordered(order))
+
+    def take_copies(self) -> list[CopyEnded]:
+        return _taken(self._ended_copies)
+
     def take_parts(self) -> list[PartEnded]:
         """Returns the parts that ended since the last call, without blocking."""
-        ended: list[PartEnded] = []
-        with suppress(Empty):
-            while True:
-                ended.append(self._ended_parts.get_nowait())
-        return ended
+        return _taken(self._ended_parts)
 
     def close(self) -> None:
         self._is_closing = True
@@ -78,6 +102,10 @@ class RankProcess:
                 self._ready.put(message)
             elif isinstance(message, PartEnded):
                 self._ended_parts.put(message)
+            elif isinstance(message, ShareDone):
+                self._shares_done.put(message)
+            elif isinstance(message, CopyEnded):
+                self._ended_copies.put(message)
             elif isinstance(message, RankFailed):
                 text = f"rank {self.rank}: {message.text}"
                 self._died(UsageError(text) if message.is_usage else RuntimeError(text))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.tensor_parallel import RankSizes, check_ranks
 from trtx.errors import UsageError
 from trtx.ipc.shared_tensor import SharedTensor
+from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.drafting import DraftModel
 from trtx.torch_engine.handoff.head_share import HeadShares
@@ -21,10 +22,34 @@ from trtx.torch_engine.handoff.ranked import KvRanks
 from trtx.torch_engine.messages import MemoryTag
 from trtx.torch_engine.ranks.children import RankProcess, ReadingRank
 from trtx.torch_engine.ranks.group import DistributedGroup
+from trtx.torch_engine.ranks.host_copies import RankedBlockCopies
+from trtx.torch_engine.ranks.memory_requests import (
+    CloseHostPool,
+    EndUpdate,
+    OpenHostPool,
+    ReadShare,
+    ReleaseShare,
+    RestoreShare,
+    ShareRequest,
+)
 from trtx.torch_engine.ranks.pipe import RankStart
 from trtx.torch_engine.ranks.plans import PlanWriter
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
+from trtx.torch_engine.runner.host_copies import create_host_copies
+from trtx.torch_engine.runner.runner_memory import NewWeights
 from trtx.torch_engine.step import Batch, ExpertBalance, LaunchedStep, StepEmbedding
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """How the ranks did what was asked of them."""
+
+    problems: dict[int, str]  # by rank, in their order; ranks that did it are left out
+
+    def raise_first(self) -> None:
+        """Raises UsageError with the problem of the first rank that has one."""
+        for problem in self.problems.values():
+            raise UsageError(problem)
 
 
 class LeadingRunner:
@@ -36,7 +61,7 @@ class LeadingRunner:
     ) -> None:  # fmt: skip
         """``directory``: has the group's files; removed at the end."""
         self._own = own
-        self.ranks = ranks
+        self.ranks = ranks  # in order, from rank 1 on
         self.kv_ranks = kv_ranks
         self._group = group
         self._directory = directory
@@ -71,13 +96,61 @@ class LeadingRunner:
         raise ValueError("the model takes no images")
 
     def release(self, tags: Collection[MemoryTag]) -> None:
-        raise UsageError("an engine of several GPUs can't sleep")
+        self._on_ranks(ReleaseShare(tuple(tags)), lambda: self._own.release(tags)).raise_first()
 
     def restore(self, tags: Collection[MemoryTag]) -> None:
-        raise UsageError("an engine of several GPUs can't sleep")
+        done = self._on_ranks(RestoreShare(tuple(tags)), lambda: self._own.restore(tags))
+        if done.problems:  # all ranks or none
+            awake = set(range(1 + len(self.ranks))) - done.problems.keys()
+            self._on_ranks(ReleaseShare(tuple(tags)), lambda: self._own.release(tags), awake)
+        done.raise_first()
+        self.geometry = self._own.geometry
 
     def update_weights(self, model_dir: Path) -> None:
-        raise UsageError("the weights of an engine of several GPUs can't be replaced; start it with the new ones")
+        read: list[NewWeights] = []
+        done = self._on_ranks(ReadShare(str(model_dir)), lambda: read.append(self._own.memory.read_weights(model_dir)))
+        if done.problems:
+            self._on_ranks(EndUpdate(replaces=False), lambda: None)
+        done.raise_first()
+        self._on_ranks(EndUpdate(replaces=True), lambda: self._own.replace_weights(read[0])).raise_first()
+        self.geometry = self._own.geometry
+
+    def create_host_copies(self, num_bytes: int) -> RankedBlockCopies:
+        """Allocates ``num_bytes`` of host memory at each rank, for blocks that are evicted from its pool.
+
+        Raises UsageError if a rank can't; the engine can't start then.
+        """
+        own: list[BlockCopies] = []
+        done = self._on_ranks(
+            OpenHostPool(num_bytes),
+            lambda: own.append(create_host_copies(self.pool, num_bytes, len(self.geometry.groups))),
+        )
+        done.raise_first()
+        return RankedBlockCopies(
+            own[0], self.ranks, lambda: self._on_ranks(CloseHostPool(), lambda: None).raise_first()
+        )
+
+    def _on_ranks(self, request: ShareRequest, own: Callable[[], None], among: Collection[int] | None = None) -> _Done:
+        """Does the same on all ranks at once, or on those ``among`` them; ``own`` is rank 0's part."""
+        others = [rank for rank in self.ranks if among is None or rank.rank in among]
+        problems: dict[int, str] = {}
+        for rank in others:
+            rank.ask_memory(request)
+        if among is None or 0 in among:
+            try:
+                own()
+            except UsageError as error:
+                problems[0] = str(error)
+        readers = []
+        for rank in others:
+            answer = rank.wait_memory()
+            if answer.problem:
+                problems[rank.rank] = f"rank {rank.rank}: {answer.problem}"
+            if answer.offer is not None:
+                readers.append(ReadingRank(rank, answer.offer))
+        if len(readers) == len(self.ranks):
+            self.kv_ranks = replace(self.kv_ranks, readers=readers)
+        return _Done(problems)
 
     def device_memory_bytes(self) -> int:
         """Bytes on rank 0's device. Each other rank holds as many on its own device."""

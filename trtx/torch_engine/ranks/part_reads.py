@@ -22,17 +22,27 @@ class PartReads:
         """
         self._transport = transport
         self._report = report
-        self._asked: SimpleQueue[PartRead] = SimpleQueue()
+        self._asked: SimpleQueue[PartRead | None] = SimpleQueue()  # None: the end
         self._open: dict[int, int] = {}  # read id -> part id
-        threading.Thread(target=self._run, name="kv-parts", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="kv-parts", daemon=True)
+        self._thread.start()
 
     def begin(self, part: PartRead) -> None:
         self._asked.put(part)
 
+    def close(self) -> None:
+        """Ends the thread and closes the transport. All parts must have been reported."""
+        self._asked.put(None)
+        self._thread.join()
+        self._transport.close()
+
     def _run(self) -> None:
         while True:
             with suppress(Empty):
-                self._begin(self._asked.get(timeout=_POLL_S if self._open else None))
+                part = self._asked.get(timeout=_POLL_S if self._open else None)
+                if part is None:
+                    return
+                self._begin(part)
             events = self._transport.poll()
             for read in events.finished:
                 self._report(PartEnded(self._open.pop(read.read_id), read.num_bytes))

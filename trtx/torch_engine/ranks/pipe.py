@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -73,6 +74,12 @@ class Pipe:
                 return None
             view = view[size:]
         return bytes(found)
+
+    def waits(self, timeout_ms: int) -> bool:
+        """Waits until :meth:`receive` would not block; returns False if the time is over."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        return bool(poll.poll(timeout_ms))
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -16,15 +16,22 @@ import threading
 import traceback
 from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtx.errors import UsageError
 from trtx.garbage import nothing_of_it_is_garbage
-from trtx.torch_engine.handoff.codec import DirectOffer
 from trtx.torch_engine.parent import die_with_parent
-from trtx.torch_engine.ranks.part_reads import PartReads
+from trtx.torch_engine.ranks.host_copies import COPIES
+from trtx.torch_engine.ranks.memory_requests import MEMORY
 from trtx.torch_engine.ranks.pipe import PART_READ, Pipe, RankFailed, RankReady, RankStart
 from trtx.torch_engine.ranks.plans import PlanReader
-from trtx.torch_engine.step import LaunchedStep, ModelRunner
+from trtx.torch_engine.step import LaunchedStep
+
+if TYPE_CHECKING:
+    from trtx.torch_engine.ranks.share_memory import ShareMemory
+    from trtx.torch_engine.runner import TorchRunner
+
+_COPY_POLL_MS = 1
 
 
 def main() -> None:
@@ -58,38 +65,47 @@ def _end(pipe: Pipe, failed: RankFailed) -> None:
 def _follow(pipe: Pipe) -> None:
     import torch  # noqa: F401 - while rank 0 imports it too
 
+    from trtx.torch_engine.ranks.share_memory import OfferedPool, ShareMemory
+
     first = pipe.receive()
     if first is None:
         return
     start: RankStart = pickle.loads(first)
     with nothing_of_it_is_garbage():
         runner = _create(start)
-        parts, offer = _hand_off(runner, pipe) if start.hands_off else (None, None)
+        pool = OfferedPool(runner, lambda ended: pipe.send(pickle.dumps(ended))) if start.hands_off else None
+        offer = pool.open() if pool is not None else None
+        memory = ShareMemory(runner, pool, lambda ended: pipe.send(pickle.dumps(ended)))
         gc.collect()
     pipe.send(pickle.dumps(RankReady(offer)))
     plans, launched = PlanReader(start.args.max_batch_size), deque[LaunchedStep]()
-    while (frame := pipe.receive()) is not None:
+    while (frame := _next(pipe, memory)) is not None:
         if frame.startswith(PART_READ):
-            assert parts is not None
-            parts.begin(pickle.loads(frame[len(PART_READ) :]))
+            assert pool is not None and pool.parts is not None
+            pool.parts.begin(pickle.loads(frame[len(PART_READ) :]))
+            continue
+        if frame.startswith(COPIES):
+            assert memory.copies is not None
+            memory.copies.do(pickle.loads(frame[len(COPIES) :]))
+            continue
+        if frame.startswith(MEMORY):
+            while launched:
+                launched.popleft().results()
+            pipe.send(pickle.dumps(memory.handle(pickle.loads(frame[len(MEMORY) :]))))
             continue
         launched.append(runner.launch(plans.read(frame)))
         if len(launched) > 1:  # as rank 0 does, which launches at most one step ahead
             launched.popleft().results()
 
 
-def _hand_off(runner: ModelRunner, pipe: Pipe) -> tuple[PartReads, DirectOffer]:
-    """Offers the pool to other engines, and starts the thread that reads parts of their pools. Raises UsageError if
-    this process can't share memory.
-    """
-    from trtx.torch_engine.handoff import create_transport, direct_offer
-
-    transport = create_transport(runner.pool, runner.geometry, routes=("direct",))
-    offer = direct_offer(transport)
-    return PartReads(transport, lambda ended: pipe.send(pickle.dumps(ended))), offer
+def _next(pipe: Pipe, memory: ShareMemory) -> bytes | None:
+    """Returns the next frame. Until it comes, reports the copies of the host tier that end."""
+    while memory.copies is not None and memory.copies.report() and not pipe.waits(_COPY_POLL_MS):
+        pass
+    return pipe.receive()
 
 
-def _create(start: RankStart) -> ModelRunner:
+def _create(start: RankStart) -> TorchRunner:
     from trtx.torch_engine.device import resolve_device
     from trtx.torch_engine.ranks.group import DistributedGroup
     from trtx.torch_engine.runner import create_runner

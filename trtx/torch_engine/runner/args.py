@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 
 from trtx.checkpoint.dense import product_parameters
+from trtx.checkpoint.formats import BLOCK_SCALES, products_of
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.config.torch_limits import LIMITS
 from trtx.config.torch_passes import DRAFT_PASS_SIZES, LARGE_PARAMETERS, PACED_STEPS, PASS_SIZES
 from trtx.errors import UsageError
 
+_BLOCK_SCALES_CUDA = (12, 9)
 _GRAPHS = "cuda_graph_config.batch_sizes"
 # Engine arguments that the runner takes under the same name.
 _LIMITED = (
@@ -127,6 +129,18 @@ class Passes:
 def capability_of(device: torch.device) -> tuple[int, int] | None:
     """Compute capability of a CUDA device; None for a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def products_on(device: torch.device, dtype: str) -> frozenset[str]:
+    """Returns the kinds of scaled matmuls on ``device``: :func:`trtx.checkpoint.formats.products_of`.
+
+    A torch for a CUDA before 12.9, whose cuBLAS has no scales of blocks, lacks them. The memory plan, which imports no
+    torch, counts on a later one.
+    """
+    found, cuda = products_of(capability_of(device), dtype), torch.version.cuda
+    if cuda is not None and tuple(int(part) for part in cuda.split(".")[:2]) < _BLOCK_SCALES_CUDA:
+        return found - {BLOCK_SCALES}
+    return found
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from trtx.checkpoint.drafts import EAGLE3
-from trtx.checkpoint.formats import FP8_DTYPE, has_scaled_products
+from trtx.checkpoint.formats import FP8_DTYPE
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.tensor_parallel import RankSizes
 from trtx.errors import UsageError
@@ -17,7 +18,7 @@ from trtx.memory.draft_models import NO_DRAFT_MODEL
 from trtx.memory.torch_engine import compute_dtype, kv_dtype
 from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
-from trtx.torch_engine.runner.args import RunnerArgs, capability_of
+from trtx.torch_engine.runner.args import RunnerArgs, capability_of, products_on
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.draft_args import draft_memory_of, draft_runner_args
 from trtx.torch_engine.runner.draft_target import SmallModel
@@ -26,9 +27,9 @@ from trtx.torch_engine.runner.expert_load import ExpertLoad
 from trtx.torch_engine.runner.graphs import DecodeGraphs, default_batch_sizes
 from trtx.torch_engine.runner.invariant_kernels import InvariantTorchKernels
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, cpu_multiplier
-from trtx.torch_engine.runner.kernels import OVERLAPPED_TOKENS, Attention, Kernels, KvCache
+from trtx.torch_engine.runner.kernels import Attention, Kernels, KvCache
 from trtx.torch_engine.runner.kv_sizing import num_kv_blocks
-from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, LayerProducts, Multiplier
+from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, OVERLAPPED_TOKENS, LayerProducts, Multiplier
 from trtx.torch_engine.runner.mlp import ExpertBackend
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
@@ -88,7 +89,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     passes = args.passes(config, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    scaled = has_scaled_products(capability, computed)
+    scaled = products_on(device, computed)
     multiplier = _multiplier(args, device)
     draft_needs = draft_memory_of(args, config, computed) if args.draft is not None else NO_DRAFT_MODEL
     overlaps = capability is not None and capability >= _OVERLAPS
@@ -103,9 +104,11 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     )  # fmt: skip
 
     def read_weights(model_dir: Path) -> DecoderWeights:
+        found = read_same_config(model_dir, as_stored)
+        share = None if split is None else replace(split, whole=found)
         return load_weights(
-            model_dir, read_same_config(model_dir, as_stored), device=torch.device("cpu"), dtype=dtype,
-            scaled_products=scaled, multiplier=multiplier, copied_to=device,
+            model_dir, found if share is None else share.config, device=torch.device("cpu"), dtype=dtype,
+            scaled_products=scaled, multiplier=multiplier, copied_to=device, split=share,
         )  # fmt: skip
 
     movable = WeightMemory(weights, args.model_dir, read_weights)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trtx.checkpoint.formats import AWQ_GROUP, FP8_BLOCK, NVFP4_BLOCK
 from trtx.checkpoint.quantization import Quantization
-from trtx.torch_engine.runner.fp8 import FP8_MAX, to_fp8
+from trtx.torch_engine.runner.fp8 import quantize_rows, to_fp8
 
 _E2M1_MAX = 6.0
 _INT8_MIN, _INT8_MAX = -128.0, 127.0
@@ -125,7 +125,7 @@ class Fp8Blocks(QuantizedFormat):
     """
 
     def dequantize(self, part: Part) -> Tensor:
-        return _dequantize_blocks(part["weight"], part["weight_scale_inv" if "weight_scale_inv" in part else _SCALE])
+        return _dequantize_blocks(part["weight"], block_scales(part))
 
     def prepare(self, parts: Sequence[Part]) -> Prepare:
         return RoundFp8Rows(FP8_BLOCK)
@@ -233,6 +233,11 @@ def shared_input_scale(parts: Sequence[Part]) -> Tensor:
     return torch.stack([part["input_scale"] for part in parts]).amax()
 
 
+def block_scales(part: Part) -> Tensor:
+    """The scales of a weight of :class:`Fp8Blocks`, ``[blocks of rows, blocks of columns]``."""
+    return part["weight_scale_inv" if "weight_scale_inv" in part else _SCALE]
+
+
 def _dequantize_blocks(weight: Tensor, scale: Tensor) -> Tensor:
     """Multiplies ``weight`` [rows, columns] by ``scale`` [blocks of rows, blocks of columns], in float32.
 
@@ -251,8 +256,8 @@ def _dequantize_blocks(weight: Tensor, scale: Tensor) -> Tensor:
 
 def _round_fp8_rows(x: Tensor) -> Tensor:
     """Rounds with a scale for each row of the last dimension. Zeros stay zeros."""
-    scale = x.abs().amax(-1, keepdim=True).float() / FP8_MAX
-    return (to_fp8(x, torch.where(scale > 0, scale, 1.0)).float() * scale).to(x.dtype)
+    values, scales = quantize_rows(x)
+    return (values.float() * scales).to(x.dtype)
 
 
 def _round_nvfp4(x: Tensor, scale: Tensor) -> Tensor:

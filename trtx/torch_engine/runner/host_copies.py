@@ -23,9 +23,12 @@ from trtx.memory.host import host_cache_shortage, host_cache_too_small, host_mem
 from trtx.torch_engine.block_copies import BlockCopies
 
 
-def check_host_memory(num_bytes: int) -> None:
-    """Raises UsageError if this machine has less free host memory. Call it before the weights are loaded."""
-    if (shortage := host_cache_shortage(num_bytes, host_memory())) is not None:
+def check_host_memory(num_bytes: int, ranks: int = 1) -> None:
+    """Raises UsageError if this machine has less free host memory than so much for each rank.
+
+    Call it before the weights are loaded.
+    """
+    if (shortage := host_cache_shortage(num_bytes, host_memory(), ranks)) is not None:
         raise UsageError(shortage)
 
 
@@ -67,6 +70,8 @@ class DoneCopy:
 
 class CpuBlockCopies:
     """Copies between two pools in host memory."""
+
+    num_ranks = 1
 
     def __init__(self, blocks: Tensor, num_blocks: int) -> None:
         """``blocks``: the device's pool as bytes, ``[num_blocks, block_bytes]``."""
@@ -112,6 +117,8 @@ class CudaCopy:
 
 class CudaBlockCopies:
     """Copies between the KV pool on a GPU and pinned host memory. The GPU never waits for the host."""
+
+    num_ranks = 1
 
     def __init__(self, blocks: Tensor, num_blocks: int) -> None:
         """``blocks``: the device's pool as bytes, ``[num_blocks, block_bytes]``."""

@@ -42,9 +42,16 @@ class Tiling(Protocol):
 class InvariantMultiplier:
     """A :class:`trtx.torch_engine.runner.linear.Multiplier` with batch-invariant rows."""
 
-    def __init__(self, tilings: Sequence[Tiling], *, out_dtype: torch.dtype | None = None) -> None:
-        """``tilings`` in ascending order of their rows. ``out_dtype`` None: x's dtype."""
+    def __init__(
+        self,
+        tilings: Sequence[Tiling],
+        *,
+        x_dtype: torch.dtype | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> None:
+        """``tilings`` in ascending order of their rows. ``x_dtype`` None: the weight's; ``out_dtype`` None: x's."""
         self._tilings = tuple(tilings)
+        self._x_dtype = x_dtype
         self._out_dtype = out_dtype
         self._admitted: dict[tuple[object, ...], tuple[Tiling, ...]] = {}
 
@@ -59,7 +66,7 @@ class InvariantMultiplier:
         tilings = [one for one in self._tilings if one.takes(weight)]
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(tilings[-1].rows, weight.shape[1], generator=generator)
-        x = probe.to(weight.device, weight.dtype)
+        x = probe.to(weight.device, weight.dtype if self._x_dtype is None else self._x_dtype)
         agreeing: list[Tiling] = []
         for at in range(len(tilings), 0, -1):
             if len(agreeing) >= at:

@@ -26,10 +26,6 @@ FIXED_CHUNK = 512
 """KV tokens in a chunk of :attr:`Attention.FIXED`. Changing it changes the bits."""
 
 
-OVERLAPPED_TOKENS = 512
-"""Tokens of a forward up to which launches overlap their neighbours. In longer ones, a launch takes a small share."""
-
-
 @dataclass(frozen=True, slots=True)
 class WorkList:
     """Work items of attention for some sequences; one list serves all layers of a forward that have the same window.

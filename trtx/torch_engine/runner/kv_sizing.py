@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from trtx.checkpoint.formats import has_scaled_products
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.errors import UsageError
 from trtx.memory.draft_models import NO_DRAFT_MODEL, DraftMemory
 from trtx.memory.torch_engine import RESERVE_BYTES, activation_bytes, cpu_pool_room, pool_room
 from trtx.torch_engine.kv_layout import KvGeometry
-from trtx.torch_engine.runner.args import RunnerArgs, capability_of, dtype_name
+from trtx.torch_engine.runner.args import RunnerArgs, dtype_name, products_on
 
 
 def num_kv_blocks(
@@ -60,7 +59,7 @@ def _gpu_room(args: RunnerArgs, config: ModelConfig, device: torch.device, dtype
         max_num_tokens=args.max_num_tokens,
         max_batch_size=args.max_batch_size,
         dtype=dtype_name(dtype),
-        scaled_products=has_scaled_products(capability_of(device), dtype_name(dtype)),
+        scaled_products=products_on(device, dtype_name(dtype)),
         max_draft_len=args.max_draft_len,
     )
     return pool_room(free - activations - draft_bytes - RESERVE_BYTES, args.free_gpu_memory_fraction)

@@ -13,6 +13,8 @@ from trtx.torch_engine.runner.formats import Prepare
 
 MOST_ROWS = 16
 """The most rows of a skinny GEMM: the height of a tensor core tile."""
+OVERLAPPED_TOKENS = 512
+"""Tokens of a forward up to which launches overlap their neighbours. In longer ones, a launch takes a small share."""
 
 
 class Multiplier(Protocol):

@@ -31,7 +31,7 @@ from trtx.torch_engine.runner.launched_step import SampledForward, TorchStep
 from trtx.torch_engine.runner.logprobs import RankedLogprobs
 from trtx.torch_engine.runner.packed_pass import PackedPass
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
-from trtx.torch_engine.runner.runner_memory import RunnerMemory
+from trtx.torch_engine.runner.runner_memory import NewWeights, RunnerMemory
 from trtx.torch_engine.runner.sampler import Sampler
 from trtx.torch_engine.runner.slots import BlockTable
 from trtx.torch_engine.step import Batch, ExpertBalance, ScheduledSequence, StepEmbedding
@@ -255,8 +255,12 @@ class TorchRunner:
 
     def update_weights(self, model_dir: Path) -> None:
         """See :meth:`trtx.torch_engine.step.ModelRunner.update_weights`."""
+        self.replace_weights(self.memory.read_weights(model_dir))
+
+    def replace_weights(self, new: NewWeights) -> None:
+        """The second half of :meth:`update_weights`: after it, ``new`` of :attr:`memory` are the weights."""
         self.synchronize()
-        self.memory.update_weights(model_dir)
+        self.memory.replace_weights(new)
         self._name_scales()
 
     def _name_scales(self) -> None:

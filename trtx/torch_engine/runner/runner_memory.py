@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +29,14 @@ _ALIGNMENT = 256
 
 ReadWeights = Callable[[Path], DecoderWeights]
 """Reads a checkpoint's weights into host memory, as the runner's device has them. Raises UsageError."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewWeights:
+    """A checkpoint's weights in host memory, which fit the loaded ones."""
+
+    model_dir: Path
+    values: dict[str, Tensor]  # by the names of the loaded ones
 
 
 class WeightMemory:
@@ -113,26 +122,29 @@ class WeightMemory:
             self._write(read)
         self.is_released = False
 
-    def update(self, model_dir: Path) -> None:
-        """Replaces the values by those of a checkpoint of the same config.
+    def read(self, model_dir: Path) -> NewWeights:
+        """Reads a checkpoint of the same config.
 
-        Raises UsageError for any other checkpoint and for values that are not finite, and changes nothing then.
-        Released weights stay released.
+        Raises UsageError for any other checkpoint and for values that are not finite.
         """
-        read = self._read_same(model_dir)
-        if (wrong := next((name for name, value in read.items() if not _is_finite(value)), None)) is not None:
+        values = self._read_same(model_dir)
+        if (wrong := next((name for name, value in values.items() if not _is_finite(value)), None)) is not None:
             raise UsageError(
                 f"the weights of {model_dir} can't be used: {wrong} has values that are infinite or not a number; give "
                 "a checkpoint without such values"
             )
+        return NewWeights(model_dir, values)
+
+    def replace(self, new: NewWeights) -> None:
+        """Replaces the values. Released weights stay released."""
         if not self.is_released:
-            self._write(read)
+            self._write(new.values)
             if self._copy is not None:
                 self._copy.is_current = False
         elif self._copy is not None:
-            for name, value in read.items():
+            for name, value in new.values.items():
                 self._copy.view(self._region_of[name], self._tensors[name]).copy_(value)
-        self._source = model_dir
+        self._source = new.model_dir
 
     def close(self) -> None:
         if self._copy is not None:
@@ -279,8 +291,13 @@ class RunnerMemory:
             torch.cuda.synchronize(self._device)
 
     @torch.inference_mode()
-    def update_weights(self, model_dir: Path) -> None:
-        self._weights.update(model_dir)
+    def read_weights(self, model_dir: Path) -> NewWeights:
+        """See :meth:`WeightMemory.read`."""
+        return self._weights.read(model_dir)
+
+    @torch.inference_mode()
+    def replace_weights(self, new: NewWeights) -> None:
+        self._weights.replace(new)
 
     def close(self) -> None:
         """Frees all regions; the runner's tensors must not be used afterwards."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import ScalingType
+
+from trtx.checkpoint.formats import BLOCK_SCALES, FP8_BLOCK, ROW_SCALES, TENSOR_SCALES, padded_blocks
+from trtx.torch_engine.runner.fp8 import Quantize, quantize_groups, quantize_rows
+from trtx.torch_engine.runner.linear import Linear
 
 
 class ScaledLinear:
@@ -47,6 +54,89 @@ class ScaledLinear:
             out_dtype=self._dtype,
             use_fast_accum=True,
         )
+
+
+class RowScaledLinear:
+    """A linear layer (:class:`trtx.torch_engine.runner.linear.Linear`) that quantizes each row of x with its own scale.
+
+    x and the result have ``dtype``. It runs cuBLAS with scales of rows, as :class:`ScaledLinear` does.
+    """
+
+    input_scale = None
+
+    def __init__(self, *, weight: Tensor, row_scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """``weight`` float8_e4m3fn [rows, columns], multiples of 16. ``row_scales`` float32 [rows]."""
+        self._columns = weight.t()
+        self._scales = row_scales[None]
+        self._bias = bias
+        self._dtype = dtype
+        self._quantize = quantizer(ROW_SCALES, weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        values, scales = self._quantize(x)
+        return torch._scaled_mm(
+            values,
+            self._columns,
+            scale_a=scales,
+            scale_b=self._scales,
+            bias=self._bias,
+            out_dtype=self._dtype,
+            use_fast_accum=True,
+        )
+
+
+class BlockScaledLinear:
+    """A linear layer (:class:`trtx.torch_engine.runner.linear.Linear`) whose weight has a scale for each block.
+
+    It quantizes each group of 128 columns of a row of x with its own scale. x and the result have ``dtype``. It runs
+    cuBLAS through ``torch.nn.functional.scaled_mm``, which adds the sums of 128 columns in float32, on Hopper alone.
+    """
+
+    input_scale = None
+
+    def __init__(self, *, weight: Tensor, block_scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """``weight`` float8_e4m3fn [rows, columns], multiples of 128. ``block_scales`` float32 [rows / 128, columns /
+        128].
+        """
+        self._columns = weight.t()
+        self._scales = padded_scales(block_scales).t()
+        self._bias = bias
+        self._dtype = dtype
+        self._quantize = quantizer(BLOCK_SCALES, weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        values, scales = self._quantize(x)
+        product = F.scaled_mm(
+            values,
+            self._columns,
+            scales,
+            ScalingType.BlockWise1x128,
+            self._scales,
+            ScalingType.BlockWise128x128,
+            output_dtype=self._dtype,
+        )[: x.shape[0]]
+        return product if self._bias is None else product.add_(self._bias)
+
+
+SCALED_LINEARS: Mapping[str, Callable[..., Linear]] = {
+    TENSOR_SCALES: ScaledLinear, ROW_SCALES: RowScaledLinear, BLOCK_SCALES: BlockScaledLinear,
+}  # fmt: skip
+"""By the kind of matmul (:func:`trtx.checkpoint.formats.products_of`)."""
+
+
+def padded_scales(scales: Tensor) -> Tensor:
+    """Returns ``scales`` [blocks of rows, blocks of columns] with zeros up to the columns that cuBLAS reads."""
+    count = scales.shape[1]
+    return F.pad(scales, (0, padded_blocks(count * FP8_BLOCK) - count))
+
+
+def quantizer(product: str, device: torch.device) -> Quantize:
+    """Returns what quantizes the input of a matmul with ``ROW_SCALES`` or ``BLOCK_SCALES``, on a GPU with Triton."""
+    if device.type == "cpu":
+        return quantize_rows if product == ROW_SCALES else quantize_groups
+    from trtx.torch_engine.runner import triton_quantize
+
+    return triton_quantize.quantize_rows if product == ROW_SCALES else triton_quantize.quantize_groups
 
 
 def _ones(device: torch.device, count: int) -> Tensor:

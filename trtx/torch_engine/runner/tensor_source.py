@@ -11,13 +11,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trtx.checkpoint.dense import EMBEDDING, HEAD
-from trtx.checkpoint.formats import TensorSpec
+from trtx.checkpoint.experts import EXPERT_FORMATS
+from trtx.checkpoint.formats import FP8_DTYPE, TensorSpec
 from trtx.checkpoint.model_config import ModelConfig
 from trtx.checkpoint.vision import decoder_name
 from trtx.checkpoint.weight_index import check_weights, stored_tensors, weight_files, without_weights
 from trtx.errors import UsageError
+from trtx.torch_engine.runner.fp8 import FP8, FP8_MAX
 from trtx.torch_engine.runner.stored_experts import NamedReads, single_experts
 
+_FP8_STD = 96.0  # of drawn float8 weights before their scales; the largest value is at 4.7 times that
 _LAYER, _LAYERS = re.compile(r"\blayers\.\d+"), "layers.*"
 
 
@@ -148,11 +151,36 @@ def _drawn(
     assert config.synthetic_seed is not None
     generator = torch.Generator(device).manual_seed(config.synthetic_seed)
     for name, wanted in expected.items():
+        if wanted.dtype is not None:
+            if not wanted.is_optional:
+                yield name, _drawn_as_stored(name, wanted, config, device, generator)
+            continue
         value = torch.empty(wanted.shape, device=device, dtype=dtype)
         if "norm" in name:
             yield name, value.fill_(1.0 if config.gemma3 is None else 0.0)  # Gemma 3 multiplies by 1 plus the weight
         else:
             yield name, value.normal_(0.0, config.synthetic_std, generator=generator)
+
+
+def _drawn_as_stored(
+    name: str, wanted: TensorSpec, config: ModelConfig, device: torch.device, generator: torch.Generator
+) -> Tensor:
+    """Draws a tensor of an FP8 format. Raises UsageError for any other format.
+
+    A weight times its scales has the config's standard deviation. A static scale represents inputs up to 8, since
+    those of most matmuls are normalised.
+    """
+    if name.endswith(".weight") and wanted.dtype == FP8_DTYPE:
+        value = torch.empty(wanted.shape, device=device, dtype=torch.bfloat16)
+        return value.normal_(0.0, _FP8_STD, generator=generator).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
+    if wanted.dtype == "float32":
+        scale = 8.0 / FP8_MAX if name.endswith("input_scale") else config.synthetic_std / _FP8_STD
+        return torch.full(wanted.shape, scale, device=device)
+    algorithm = config.quantization.algorithm if config.quantization is not None else None
+    raise UsageError(
+        f"{algorithm} weights can't be drawn from a seed; expected {', '.join(EXPERT_FORMATS)}, or a checkpoint with "
+        "weights"
+    )
 
 
 def read_tensors(

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-_BACKENDS = frozenset({"multiplier", "backend", "_product", "load"})
-"""Attributes that hold a backend, or counters of one.
+_BACKENDS = frozenset({"multiplier", "backend", "_product", "load", "group"})
+"""Attributes that hold a backend, counters of one, or the group of ranks.
 
-Their tensors are scratch memory, or tensors of a weight that are found elsewhere.
+Their tensors are scratch memory, such as the buffer in which the ranks add, or tensors of a weight that are found
+elsewhere.
 """
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +23,19 @@ from trtx.checkpoint.dense import (
     sinks_name,
 )
 from trtx.checkpoint.experts import MXFP4, ExpertConfig, router_name, stack_name, stack_place
+from trtx.checkpoint.formats import BLOCK_SCALES, TENSOR_SCALES
 from trtx.checkpoint.model_config import ModelConfig, read_model_config
 from trtx.checkpoint.quantized_tensors import check_quantized_tensors
 from trtx.errors import UsageError
 from trtx.torch_engine.runner.expert_load import ExpertLoad
-from trtx.torch_engine.runner.formats import Part, Prepare, QuantizedFormat, format_of, shared_input_scale
+from trtx.torch_engine.runner.formats import (
+    Part,
+    Prepare,
+    QuantizedFormat,
+    block_scales,
+    format_of,
+    shared_input_scale,
+)
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, Linear, Multiplier, PlainLinear
 from trtx.torch_engine.runner.mlp import (
@@ -86,11 +95,11 @@ def named_tensors(model_dir: Path, *, device: torch.device, dtype: torch.dtype) 
 
 
 def load_weights(
-    model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: bool,
+    model_dir: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype, scaled_products: frozenset[str],
     multiplier: Multiplier = LIBRARY_MULTIPLIER, experts: ExpertBackend | None = None, split: RankSplit | None = None,
     copied_to: torch.device | None = None, load: ExpertLoad | None = None,
 ) -> DecoderWeights:  # fmt: skip
-    """Loads every parameter to ``device``: FP8 weights unchanged with ``scaled_products``, all others in ``dtype``.
+    """Loads every parameter to ``device``: FP8 weights as stored if ``scaled_products`` take them, others in ``dtype``.
 
     ``multiplier``: GEMM backend of the weights in ``dtype``. ``experts``: None loops over experts with ``multiplier``.
     ``split``: ``config`` is one rank's share of the model; only that share stays on the device. Quantized weights are
@@ -123,7 +132,8 @@ def load_weights(
     is_mxfp4 = config.experts is not None and config.experts.is_mxfp4
     if device.type == "cuda" and (loader.num_dequantized or is_mxfp4):
         log.warning(
-            "%s weights are dequantized to %s on this GPU: as exact as they were, but no smaller and no faster",
+            "%s weights that no matmul takes as stored are dequantized to %s on this GPU: as exact as before, but no "
+            "smaller and no faster",
             MXFP4 if is_mxfp4 else config.quantization and config.quantization.algorithm,
             dtype,
         )
@@ -152,7 +162,7 @@ class _Loader:
         config: ModelConfig,
         tensors: dict[str, Tensor],
         dtype: torch.dtype,
-        scaled: bool,
+        scaled: frozenset[str],
         multiplier: Multiplier,
         experts: ExpertBackend,
         split: RankSplit | None,
@@ -279,13 +289,7 @@ class _Loader:
             for module in product.modules
         ]
         if product.is_kept(scaled_products=self._scaled):
-            return self._scaled_linear()(
-                weight=_merged([part["weight"] for part in parts]),
-                row_scales=torch.cat([part["weight_scale"].expand(part["weight"].shape[0]) for part in parts]),
-                input_scale=shared_input_scale(parts),
-                bias=bias,
-                dtype=self._dtype,
-            )
+            return self._scaled_linear(str(product.loading.product), parts, bias)
         form = format_of(self._config.quantization)
         self.num_dequantized += 1
         try:
@@ -294,14 +298,25 @@ class _Loader:
             raise UsageError(f"{', '.join(names)}: {error}; export the checkpoint with ModelOpt again") from error
         return self._plain(_merged([form.dequantize(part).to(self._dtype) for part in parts]), bias, prepare)
 
-    def _scaled_linear(self) -> Callable[..., Linear]:
+    def _scaled_linear(self, product: str, parts: list[Part], bias: Tensor | None) -> Linear:
+        """Returns a matmul of the kind ``product`` with the merged weights of ``parts``."""
+        arguments: dict[str, Any] = {
+            "weight": _merged([part["weight"] for part in parts]), "bias": bias, "dtype": self._dtype,
+        }  # fmt: skip
+        if product == BLOCK_SCALES:
+            arguments["block_scales"] = torch.cat([block_scales(part) for part in parts])
+        else:
+            scales = [part["weight_scale"].expand(part["weight"].shape[0]) for part in parts]
+            arguments["row_scales"] = torch.cat(scales)
+        if product == TENSOR_SCALES:
+            arguments["input_scale"] = shared_input_scale(parts)
         if isinstance(self._multiplier, InvariantMultiplier):
-            from trtx.torch_engine.runner.triton_multiplier import InvariantScaledLinear
+            from trtx.torch_engine.runner.triton_multiplier import INVARIANT_LINEARS
 
-            return InvariantScaledLinear
-        from trtx.torch_engine.runner.scaled_linear import ScaledLinear
+            return INVARIANT_LINEARS[product](**arguments)
+        from trtx.torch_engine.runner.scaled_linear import SCALED_LINEARS
 
-        return ScaledLinear
+        return SCALED_LINEARS[product](**arguments)
 
     def _plain(self, weight: Tensor, bias: Tensor | None, prepare: Prepare | None = None) -> PlainLinear:
         if self.is_used:

@@ -20,6 +20,7 @@ import torch
 
 from trtx.torch_engine.handoff import FailedRead, FinishedRead, LayoutMismatch, PeerGone, TransportEvents
 from trtx.torch_engine.kv_layout import KvGeometry, LayerGroup
+from trtx.torch_engine.ranks.host_copies import CopyEnded, CopyOrder, FollowedCopies
 from trtx.torch_engine.step import FROM_SLOT, Batch, ExpertBalance, LogitsEdit, Sampled
 
 VOCAB = 97
@@ -234,6 +235,7 @@ class OracleCopies:
     """Host memory beside an oracle's cells. ``delay`` gives the polls that the next copy takes."""
 
     block_bytes = 8
+    num_ranks = 1
 
     def __init__(self, runner: OracleRunner, num_blocks: int, delay: Callable[[], int] = lambda: 1) -> None:
         self.runner, self.num_blocks, self.delay = runner, num_blocks, delay
@@ -267,6 +269,48 @@ class OracleCopies:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class LedStep:
+    """A step of two ranks, which must see the same in their cells."""
+
+    def __init__(self, own: OracleStep, other: OracleStep) -> None:
+        self.own, self.other = own, other
+
+    def sample(self, slots: Sequence[int] = (), edit: LogitsEdit | None = None, masks_per_slot: int = 1) -> None:
+        raise AssertionError("no sequence here waits for tokens")
+
+    def results(self) -> list[Sampled]:
+        found, same = self.own.results(), self.other.results()
+        assert [one.token_id for one in found] == [one.token_id for one in same], "the ranks' cells differ"
+        return found
+
+
+class LeadingOracle(OracleRunner):
+    """Rank 0 of two: another oracle repeats each step in cells of its own."""
+
+    def __init__(self, num_blocks: int, *, bad_token: int | None = None, windows: Sequence[int | None] = FULL) -> None:
+        super().__init__(num_blocks, bad_token=bad_token, windows=windows)
+        self.other = OracleRunner(num_blocks, bad_token=bad_token, windows=windows)
+
+    def launch(self, batch: Batch) -> LedStep:  # type: ignore[override]
+        return LedStep(super().launch(batch), self.other.launch(batch))
+
+
+class OracleRank:
+    """The other rank's end of the host tier: copies at its own pace between its own cells."""
+
+    def __init__(self, copies: OracleCopies) -> None:
+        self.ended: list[CopyEnded] = []
+        self.followed = FollowedCopies(copies, self.ended.append)
+
+    def order_copy(self, order: CopyOrder) -> None:
+        self.followed.do(order)
+
+    def take_copies(self) -> list[CopyEnded]:
+        self.followed.report()
+        found, self.ended[:] = list(self.ended), []
+        return found
 
 
 class Wire:

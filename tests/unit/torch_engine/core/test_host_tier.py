@@ -11,15 +11,16 @@ from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.torch_engine.core.oracle_runner import FULL, OracleCopies, undisturbed
+from tests.unit.torch_engine.core.oracle_runner import FULL, LeadingOracle, OracleCopies, OracleRank, undisturbed
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of, some_windows
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.host_tier import tier as tier_module
 from trtx.torch_engine.messages import KvRetention, Retained, RetainedRange
+from trtx.torch_engine.ranks.host_copies import RankedBlockCopies
 
 
 class Tiered(Harness):
-    """A small pool above a host tier of ``host_blocks``."""
+    """A small pool above a host tier of ``host_blocks``. ``ranks``: 1 or 2."""
 
     def __init__(
         self,
@@ -33,16 +34,26 @@ class Tiered(Harness):
         bad_token: int | None = None,
         batch: int = 8,
         tokens: int = 64,
+        ranks: int = 1,
     ) -> None:
         super().__init__(num_blocks, windows=windows, bad_token=bad_token, batch=batch, tokens=tokens)
-        self.copies = OracleCopies(self.runner, host_blocks, delay)
+        copies: OracleCopies | RankedBlockCopies
+        self.theirs: OracleCopies | None = None  # the other rank's
+        if ranks > 1:
+            leader = self.runner = LeadingOracle(num_blocks, windows=windows, bad_token=bad_token)
+            self.theirs = OracleCopies(leader.other, host_blocks, delay)
+            rank = OracleRank(self.theirs)
+            own = self.copies = OracleCopies(leader, host_blocks, delay)
+            copies = RankedBlockCopies(own, [rank], rank.followed.close)
+        else:
+            copies = self.copies = OracleCopies(self.runner, host_blocks, delay)
         self.core = EngineCore(
             self.runner,
             self.core.scheduler.limits,
             disable_overlap_scheduler=not overlap,
             event_buffer_max_size=100_000,
             enable_iter_perf_stats=True,
-            host_copies=self.copies,
+            host_copies=copies,
             secondary_offload_min_priority=min_priority,
         )
 
@@ -83,6 +94,22 @@ def test_prompts_of_a_third_of_the_pool_are_stored_whole_before_their_eviction(m
     assert h.counters.loaded >= 17 * 50
 
 
+def test_a_load_of_two_ranks_is_done_once_both_are_and_counts_the_bytes_of_both() -> None:
+    h = Tiered(16, 64, ranks=2)
+    h.ask(1, prompt_of(32, 1))
+    for other in range(2, 6):
+        h.ask(other, prompt_of(40, other))
+    theirs = h.theirs
+    assert theirs is not None
+    theirs.delay = lambda: 6
+    h.ask(7, [*prompt_of(32, 1), 5])
+    assert h.counters.loaded == 8
+    stats = h.stats[-1]["hostKvCacheStats"]
+    assert stats["loadedBytes"] == 8 * 2 * OracleCopies.block_bytes
+    h.core.close()
+    assert h.copies.is_closed and theirs.is_closed
+
+
 def test_others_decode_while_a_load_is_on_its_way() -> None:
     slow = [1]
     h = Tiered(24, 64, delay=lambda: slow[0])
@@ -105,10 +132,12 @@ def test_others_decode_while_a_load_is_on_its_way() -> None:
     assert h.counters.loaded
 
 
-def test_a_load_into_blocks_that_are_still_being_stored_comes_after_the_store() -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_load_into_blocks_that_are_still_being_stored_comes_after_the_store(ranks: int) -> None:
     slow = [1]
-    h = Tiered(16, 64, delay=lambda: slow[0])
-    h.copies.loads_at_once = True
+    h = Tiered(16, 64, delay=lambda: slow[0], ranks=ranks)
+    of_last = h.copies if h.theirs is None else h.theirs
+    of_last.loads_at_once = True
     for conversation in (1, 2):
         h.ask(conversation, prompt_of(48, conversation))
     slow[0] = 50
@@ -301,6 +330,7 @@ conversations = st.lists(
     slowest=st.integers(1, 9),
     seed=st.integers(0, 1000),
     min_priority=st.sampled_from([None, 35]),
+    ranks=st.sampled_from([1, 2]),
 )
 def test_any_mix_of_returns_aborts_and_late_copies_leaves_every_sequence_undisturbed(
     work: list[tuple[int, int, int, int, int | None, str | None, int | None]],
@@ -313,11 +343,13 @@ def test_any_mix_of_returns_aborts_and_late_copies_leaves_every_sequence_undistu
     slowest: int,
     seed: int,
     min_priority: int | None,
+    ranks: int,
 ) -> None:
+    """Of two ranks, each copies at its own pace."""
     dice = random.Random(seed)
     h = Tiered(
         num_blocks * len(windows), host_blocks * len(windows), delay=lambda: dice.randint(1, slowest), overlap=overlap,
-        windows=windows, batch=batch, tokens=tokens, min_priority=min_priority,
+        windows=windows, batch=batch, tokens=tokens, min_priority=min_priority, ranks=ranks,
     )  # fmt: skip
     prompts: dict[int, tuple[list[int], int]] = {}
     aborts: dict[int, list[int]] = {}

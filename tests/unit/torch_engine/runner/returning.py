@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from operator import eq
+from pathlib import Path
 from typing import Any
 
-from runner_player import VOCAB, random_prompt
+from runner_player import VOCAB, build, random_prompt, save
 
 from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.runner import TorchRunner
+from trtx.torch_engine.runner import RunnerArgs
+from trtx.torch_engine.step import ModelRunner
 
+SIZE = 8
+BLOCKS_EACH = 12  # of a conversation, about
 SALTS = (None, "one", "two", "three")
 
 
@@ -68,7 +73,7 @@ def conversations(
 
 
 def play(
-    runner: TorchRunner,
+    runner: ModelRunner,
     talks: list[Conversation],
     *,
     seed: int,
@@ -151,3 +156,67 @@ def assert_same(found: list[Conversation], expected: list[Conversation]) -> None
                 shorter = min(len(answer), len(same))
                 answer, same = answer[:shorter], same[:shorter]
             assert answer == same, f"conversation {index}, turn {turn}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine with a host tier, and its load."""
+
+    family: str = "qwen3"
+    shape: tuple[tuple[str, Any], ...] = ()
+    kv_dtype: str = "auto"
+    overlap: bool = True
+    batch: int = 5
+    longest_answer: int = 5
+    host_share: int = 1  # the tier holds one in so many conversations
+
+    @property
+    def preempts(self) -> bool:
+        """Its sequences outgrow the pool."""
+        return self.batch > 5
+
+
+@dataclass(frozen=True)
+class Tiered:
+    """A runner, and what makes host memory for its blocks: so many bytes for each rank."""
+
+    runner: ModelRunner
+    new_copies: Callable[[int], BlockCopies]
+    close: Callable[[], None]
+
+
+def compare(
+    directory: Path, case: Case, create: Callable[[RunnerArgs], Tiered], *, count: int, requests: int, share: int
+) -> None:
+    """Compares the answers of a small pool above host memory with those of a large pool."""
+    model = build(case.family, **{name: list(v) if isinstance(v, tuple) else v for name, v in case.shape})
+    small, large = count * BLOCKS_EACH // share, count * 32
+    tiered = create(
+        RunnerArgs(
+            model_dir=save(model, directory), device="cpu", tokens_per_block=SIZE, num_blocks=2 * large,
+            max_batch_size=case.batch, deterministic=True, kv_dtype=case.kv_dtype, cpu_threads=1,
+            max_num_tokens=16 * case.batch,
+        )
+    )  # fmt: skip
+    runner = tiered.runner
+    groups = len(runner.geometry.groups)
+    served = partial(
+        play, runner, overlap=case.overlap, batch=case.batch, waiting=case.batch + 3, step_tokens=16 * case.batch
+    )
+    expected = conversations(3, count, requests, longest_answer=case.longest_answer)
+    served(expected, seed=1, num_blocks=groups * large, on_step=lambda core: None)
+    found = conversations(3, count, requests, longest_answer=case.longest_answer)
+    host = count * BLOCKS_EACH // case.host_share if case.host_share > 1 else large
+    copies = tiered.new_copies(host * groups * runner.geometry.block_bytes)
+    core = served(found, seed=2, num_blocks=small * groups, copies=copies)
+    assert_same(found, expected)
+    assert core.tier is not None
+    tier, cancelled = core.tier.counters, sum(len(talk.cancelled) for talk in found)
+    print(f"{requests} requests, {cancelled} cancelled, {core.scheduler.num_preemptions} preemptions; blocks: "
+          f"{tier.stored} stored, {tier.loaded} loaded, {tier.evicted} evicted, {tier.dropped} dropped")  # fmt: skip
+    assert tier.loaded > requests
+    assert cancelled
+    assert bool(tier.evicted) == (case.host_share > 1)
+    assert bool(core.scheduler.num_preemptions) == case.preempts
+    copies.close()
+    tiered.close()

@@ -13,6 +13,7 @@ from scored_prompt import logprobs_of, reference
 from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, PreTrainedModel
 
+from trtx.checkpoint.formats import NO_PRODUCTS
 from trtx.checkpoint.model_config import read_model_config
 from trtx.torch_engine.runner import RunnerArgs, create_runner
 from trtx.torch_engine.runner.linear import PlainLinear
@@ -94,7 +95,11 @@ def test_dequantized_weights_are_those_that_transformers_dequantizes(tmp_path: P
         tmp_path, quantization_config=FineGrainedFP8Config(dequantize=True), dtype=torch.float32
     )
     ours = load_weights(
-        tmp_path, read_model_config(tmp_path), device=torch.device("cpu"), dtype=torch.float32, scaled_products=False
+        tmp_path,
+        read_model_config(tmp_path),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        scaled_products=NO_PRODUCTS,
     )
     for layer, own in zip(theirs.model.layers, ours.layers, strict=True):
         attention = layer.self_attn

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 from quantized_export import export
-from runner_player import Player, build, random_prompt, save
+from replaced_weights import logprobs, mirror, pair_of
+from runner_player import build, save
 from safetensors.torch import load_file, save_file
 
 from trtx.errors import UsageError
-from trtx.torch_engine.llmapi.sampling import SamplingParams
 from trtx.torch_engine.messages import MEMORY_TAGS
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-
-PROMPTS = [random_prompt(length, length) for length in (3, 20, 41)]
 
 
 def runner(directory: Path, **changes: Any) -> TorchRunner:
@@ -25,32 +23,10 @@ def runner(directory: Path, **changes: Any) -> TorchRunner:
     return create_runner(RunnerArgs(model_dir=directory, device="cpu", **values))
 
 
-def logprobs(one: TorchRunner) -> list[list[Any]]:
-    """Greedy tokens with their log-probabilities, so that each weight counts."""
-    player = Player(one)
-    playing = [player.add(prompt, room=8, sampling=SamplingParams(logprobs=2)) for prompt in PROMPTS]
-    player.finish(playing, 8)
-    return [[result.logprobs for result in each.results] for each in playing]
-
-
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two checkpoints of one config with different weights."""
     return pair_of("qwen3", tmp_path_factory.mktemp("checkpoints"))
-
-
-def pair_of(family: str, directory: Path) -> tuple[Path, Path]:
-    model = build(family)
-    first = save(model, directory / "first")
-    mirror(model)
-    return first, save(model, directory / "second")
-
-
-def mirror(model: torch.nn.Module) -> None:
-    """Gives every tensor other values, each tensor the values that it has now."""
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.copy_(weight.flip(0))
 
 
 def addresses(one: TorchRunner) -> set[int]:

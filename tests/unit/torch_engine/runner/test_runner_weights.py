@@ -12,11 +12,12 @@ from runner_player import Player, build, random_prompt, reference_tokens, save
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from trtx.checkpoint.formats import NO_PRODUCTS
 from trtx.checkpoint.model_config import read_model_config
 from trtx.errors import UsageError
 from trtx.memory import processor
 from trtx.torch_engine.runner import RunnerArgs, create_runner
-from trtx.torch_engine.runner.weights import named_tensors
+from trtx.torch_engine.runner.weights import load_weights, named_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -322,3 +323,25 @@ def test_a_head_that_the_config_ties_and_the_weights_do_not_is_refused(tmp_path:
     save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"] * 2}, directory / "model.safetensors")
     with pytest.raises(UsageError, match=r"lm_head\.weight that differs from model\.embed_tokens.*tie_word_embeddings"):
         create_runner(args(directory))
+
+
+@pytest.mark.parametrize("algorithm", ["FP8_BLOCK_SCALES", "FP8_PER_CHANNEL_PER_TOKEN", "FP8"])
+def test_drawn_weights_of_an_fp8_format_have_the_deviation_of_the_config(tmp_path: Path, algorithm: str) -> None:
+    model = build("qwen3")
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    edit_config(tmp_path, trtx_synthetic={"seed": 3, "init_std": 0.05})
+    quantization = {"quant_algo": algorithm, "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    config, device = read_model_config(tmp_path), torch.device("cpu")
+    first, again = (
+        load_weights(tmp_path, config, device=device, dtype=torch.float32, scaled_products=NO_PRODUCTS)
+        for _ in range(2)
+    )
+    weight = first.layers[0].qkv.weight
+    assert torch.equal(weight, again.layers[0].qkv.weight)
+    assert weight.std().item() == pytest.approx(0.05, rel=0.05)
+    edit = quantization | {"quant_algo": "NVFP4", "group_size": 16}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": edit}))
+    with pytest.raises(UsageError, match="NVFP4 weights can't be drawn from a seed; expected FP8, "):
+        create_runner(args(tmp_path))

@@ -38,8 +38,8 @@ KEPT_OF_LARGEST = 0.98
 
 MOST_STORING = 64
 MOST_STORING_BYTES = 256 << 20
-"""Blocks, and bytes, on their way to host memory at once: they bound how long a step can wait for stores. At 50 GB/s
-256 MiB take 5 ms.
+"""Blocks, and bytes of each rank, on their way to host memory at once: they bound how long a step can wait for stores.
+At 50 GB/s 256 MiB take 5 ms.
 """
 
 STORED_BESIDE_PROMPTS = 0.5
@@ -123,7 +123,7 @@ class HostTier:
         self.pool = BlockPool(copies.num_blocks, device.tokens_per_block)
         self.pool.below = _Leaving(self._left)
         self.counters = TierCounters()
-        self.block_bytes = copies.block_bytes
+        self.block_bytes = copies.block_bytes * copies.num_ranks
         self._device = device
         self._copies = copies
         self._min_priority = min_priority
