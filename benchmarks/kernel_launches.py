@@ -60,6 +60,9 @@ class _ScaledShape:
     outputs: int
     input_scale: Tensor
 
+    def admit(self) -> None:
+        return None
+
     def __call__(self, x: Tensor) -> Tensor:
         return _empty(x.shape[0], self.outputs)
 
@@ -71,6 +74,9 @@ class _QuantizedShape:
     outputs: int
     quantize: Quantize
     input_scale: None = None
+
+    def admit(self) -> None:
+        return None
 
     def __call__(self, x: Tensor) -> Tensor:
         self.quantize(x)

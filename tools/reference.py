@@ -58,7 +58,8 @@ def options(verbs: Iterable[str]) -> Iterator[str]:
             if not is_short:
                 others = [row[0].partition(" ")[0] for row in served[panel] if row not in shared]
                 but = f", except {', '.join(others)}" if others else ""
-                yield from (f"All options of [`trtx serve`](serve.md) in this group{but}.", "")
+                text = f"All options of [`trtx serve`](serve.md) in this group{but}."
+                yield from (*textwrap.wrap(text, 180, break_on_hyphens=False), "")
             own = [row for row in rows if is_short or row not in shared]
             yield from (*table(("Option", "Effect"), own), "") if own else ()
         if epilog := command(verb).epilog:
@@ -306,6 +307,13 @@ def caller_variables() -> Iterator[str]:
     yield from table(("Variable", "Reaches", "What it sets", "Option that decides instead"), rows)
 
 
+def plan_variables() -> Iterator[str]:
+    from trtx.export.plan_variables import VARIABLES
+
+    rows = ((f"`{name}`", row.pod or "–", row.job or "–", row.why) for name, row in VARIABLES.items())
+    yield from table(("Variable", "In a pod", "In a Slurm job", "Why"), rows)
+
+
 def trials() -> Iterator[str]:
     """How many trials a gate needs on each side, by the spread of the trials."""
     from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, parse_metrics
@@ -368,6 +376,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "formats": formats,
     "media-limits": media_limits,
     "caller-variables": caller_variables,
+    "plan-variables": plan_variables,
     "trials": trials,
     "decisions": decisions,
     "contributing": contributing,

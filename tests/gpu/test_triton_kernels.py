@@ -47,7 +47,7 @@ def test_norms_and_gate_equal_torch(dtype: torch.dtype) -> None:
     close(pair.triton.gelu_and_mul(gate_up), pair.reference.gelu_and_mul(gate_up))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [one for one in DTYPES if one != torch.float32])
 def test_a_norm_with_a_wider_weight_rounds_once(dtype: torch.dtype) -> None:
     """Gemma 3's: one plus what is stored, in float32."""
     pair = Pair(config(heads=4, kv_heads=2, head_dim=24), dtype)

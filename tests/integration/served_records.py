@@ -14,7 +14,7 @@ _AUTOMATIC = {"dynamo_namespace", "dynamo_component", "dynamo_endpoint", "model"
 # Families that a torch worker on a CPU, with a dense text model and without guided decoding, does not serve.
 _ABSENT = (
     "trtx_gpu_", "trtx_media_", "trtx_encoder_", "trtx_embedding_", "trtx_grammar", "trtx_draft", "trtx_accepted_draft",
-    "trtx_kv_tier_", "trtx_expert_",
+    "trtx_kv_tier_", "trtx_expert_", "trtx_shared_weight",
     "trtllm_spec_decode_",
 )  # fmt: skip
 _ON_GPU = {

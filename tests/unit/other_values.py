@@ -23,6 +23,8 @@ def another(name: str, field: FieldInfo) -> Any:
     """A value other than the default; None where the type does not tell one."""
     if name in TEXTS:
         return TEXTS[name]
+    if get_origin(field.annotation) is dict:
+        return None
     kind = next((one for one in get_args(field.annotation) if one is not NoneType), field.annotation)
     kind = field.annotation if get_origin(field.annotation) is Literal else kind
     if get_origin(kind) is Literal:

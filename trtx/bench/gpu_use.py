@@ -97,7 +97,7 @@ class GpuPart:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why GPU metrics of the part are not known, one clause each."""
+        """The reason why GPU metrics of the part are not known, one clause each."""
         reasons = list(self.use.reasons)
         if None in (self.input_tokens, self.output_tokens):
             reasons.append(_UNCOUNTED)
@@ -107,8 +107,9 @@ class GpuPart:
 
 
 def reasons_over(parts: Sequence[GpuPart]) -> tuple[str, ...]:
-    """Why GPU metrics of a cell are not known, one clause each. A reason that holds only for some trials names the
-    first of them.
+    """Returns why GPU metrics of a cell are not known, one clause each.
+
+    A reason that holds only for some trials names the first of them.
     """
     found = [part.reasons for part in parts]
     every = dict.fromkeys(reason for reasons in found for reason in reasons)

@@ -77,7 +77,7 @@ class Kept:
 
     @property
     def unchecked(self) -> str | None:
-        """Why some file could not be checked; None if all were."""
+        """The reason why a file could not be checked; None if every file was."""
         if self.gone:
             return f"{_some(self.gone)} gone"
         if self.unknown:

@@ -150,7 +150,7 @@ def layer_norms(config: ModelConfig, layer: int) -> dict[str, TensorSpec]:
     """Returns the norm weights of a layer by name: those of the residual, and the head norms if the model has them."""
     at = f"model.layers.{layer}"
     kinds = ["input_layernorm", "post_attention_layernorm"]
-    if config.gemma3 is not None:
+    if config.arithmetic.has_output_norms:
         kinds += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     found = {f"{at}.{kind}.weight": TensorSpec((config.hidden_size,)) for kind in kinds}
     if config.qk_norm:

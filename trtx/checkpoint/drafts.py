@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtx.checkpoint.documents import CONFIG, Fields, config_fields, read_object
+from trtx.checkpoint.families import COMMON
 from trtx.checkpoint.hub import find_on_hub
 from trtx.checkpoint.model_config import LARGEST, ModelConfig, head_shape, read_model_config
 from trtx.checkpoint.resolve import resolve_checkpoint
@@ -164,6 +165,7 @@ def read_eagle_config(directory: Path, target: ModelConfig, *, layers: list[int]
         vision=None,
         windows=(),
         experts=None,
+        arithmetic=COMMON,
         gemma3=None,
         tied_head=False,
     )

@@ -25,6 +25,25 @@ class MropeSections:
 
 
 @dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What the layers of a model compute in another way than most decoders do.
+
+    ``norm_adds_one``: norms multiply by 1 plus the stored weight, in float32, and round once. ``has_output_norms``:
+    attention and MLP end with norms of their own. ``gates_with_gelu``: the gate of an MLP is GELU in its tanh
+    approximation, in place of SiLU. ``scales_embeddings``: embeddings are multiplied by the root of their size.
+    """
+
+    norm_adds_one: bool = False
+    has_output_norms: bool = False
+    gates_with_gelu: bool = False
+    scales_embeddings: bool = False
+
+
+COMMON = Arithmetic()
+"""What most decoders compute."""
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """The features of transformers' model of an architecture, and the fields that its config class derives.
 
@@ -38,7 +57,7 @@ class Family:
     mixtures of experts, with the fields and the arithmetic of this model (:mod:`trtx.checkpoint.experts`).
     "patterned" is "always", and without ``layer_types`` all but every ``sliding_window_pattern``-th layer slide.
     ``silent_rope``: the class's ``rope_parameters`` if the file has none. ``has_sinks``: each head has a learned logit
-    in the denominator of its softmax. ``is_gemma3``: the model has what :mod:`trtx.checkpoint.gemma3` describes.
+    in the denominator of its softmax. ``is_gemma3``: the config has what :mod:`trtx.checkpoint.gemma3` reads.
     """
 
     model_type: str
@@ -55,6 +74,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     silent_rope: Mapping[str, Any] | None = None
     has_sinks: bool = False
+    arithmetic: Arithmetic = COMMON
     is_gemma3: bool = False
 
 
@@ -156,6 +176,7 @@ FAMILIES: Mapping[str, Family] = {
         kv_heads="stated",
         window="patterned",
         qk_norm=True,
+        arithmetic=Arithmetic(norm_adds_one=True, has_output_norms=True, gates_with_gelu=True, scales_embeddings=True),
         is_gemma3=True,
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Parses what a Gemma 3 decoder has in addition to other decoders: two rotary bases, and scales that are not stored."""
+"""Parses what a Gemma 3 decoder has in addition to other decoders: two rotary bases, and a scale of queries."""
 
 from __future__ import annotations
 
@@ -19,19 +19,14 @@ _LARGEST_SCALAR = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Gemma3:
-    """The parts of a Gemma 3 decoder that other decoders lack.
+    """The parts of a Gemma 3 decoder that no row of ``families.py`` states."""
 
-    Besides, its norms multiply by 1 plus the stored weight and round once, its MLPs have a GELU gate, and there are
-    norms after attention and after the MLP.
-    """
-
-    embedding_scale: float  # embeddings are multiplied by it, rounded to their dtype
     query_scale: float  # queries are multiplied by it, besides head_dim ** -0.5
     local_rope: RopeConfig  # of the layers in ``is_local``; all others have the model's
     is_local: tuple[bool, ...]  # of each layer: it attends to a window, even if that covers all positions
 
 
-def read_gemma3(config: Fields, *, hidden_size: int, head_dim: int, is_local: list[bool]) -> Gemma3:
+def read_gemma3(config: Fields, *, head_dim: int, is_local: list[bool]) -> Gemma3:
     """Reads the fields of Gemma 3 as ``Gemma3TextConfig`` of transformers 5.23 does. Raises UsageError.
 
     ``is_local``: for each layer whether it attends to a window.
@@ -50,7 +45,7 @@ def read_gemma3(config: Fields, *, hidden_size: int, head_dim: int, is_local: li
             "false: the torch engine attends to earlier tokens only; use another checkpoint",
         )
     scalar = config.count("query_pre_attn_scalar", most=_LARGEST_SCALAR)
-    return Gemma3(hidden_size**0.5, (head_dim / scalar) ** 0.5, _local_rope(config), tuple(is_local))
+    return Gemma3((head_dim / scalar) ** 0.5, _local_rope(config), tuple(is_local))
 
 
 def global_rope(config: Fields, *, max_position: int) -> RopeConfig:

@@ -55,3 +55,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "tie_last_hidden_states": (True, False),  # affects which states are returned, not their values
 }
 """The values that the torch engine supports; null means the first."""
+
+GELU = ("gelu_pytorch_tanh",)
+"""The values of ``hidden_act`` in a family whose MLPs have a GELU gate."""

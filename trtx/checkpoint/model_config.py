@@ -16,10 +16,10 @@ from trtx.checkpoint.experts import (
     read_experts,
     read_gpt_oss_experts,
 )
-from trtx.checkpoint.families import FAMILIES, NESTED_FAMILIES, Family
+from trtx.checkpoint.families import COMMON, FAMILIES, NESTED_FAMILIES, Arithmetic, Family
 from trtx.checkpoint.formats import DTYPES, MX_BLOCK
 from trtx.checkpoint.gemma3 import GEMMA3_FIELDS, Gemma3, global_rope, read_gemma3
-from trtx.checkpoint.known_fields import ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
+from trtx.checkpoint.known_fields import GELU, ONLY, PREFIXES_WITHOUT_EFFECT, WITHOUT_EFFECT
 from trtx.checkpoint.quantization import Quantization, check_loadable, read_quantization
 from trtx.checkpoint.rope import RopeConfig, read_rope
 from trtx.checkpoint.vision import (
@@ -86,6 +86,7 @@ class ModelConfig:
     windows: Windows = ()
     experts: ExpertConfig | None = None
     has_sinks: bool = False  # each head has a learned logit in the denominator of its softmax, without a value
+    arithmetic: Arithmetic = COMMON
     gemma3: Gemma3 | None = None
 
     def layer_experts(self, layer: int) -> ExpertConfig | None:
@@ -96,6 +97,11 @@ class ModelConfig:
     def router_shape(self) -> tuple[int, int]:
         """The shape of a sparse layer's router weight: ``(experts, hidden)``."""
         return (self.experts.count if self.experts is not None else 0, self.hidden_size)
+
+    @property
+    def embedding_scale(self) -> float | None:
+        """The factor of the embeddings, which are rounded to their dtype afterwards; None: they are not scaled."""
+        return self.hidden_size**0.5 if self.arithmetic.scales_embeddings else None
 
     @property
     def q_size(self) -> int:
@@ -203,7 +209,10 @@ def _text_family(text: Fields, wrapper: Wrapper) -> tuple[str, Family]:
 
 def _refuse_unknown(config: Fields, architecture: str, family: Family) -> None:
     """Refuses unknown fields, unless they are null, false, 0 or empty, so that no field is silently ignored."""
-    for name, allowed in ONLY.items():
+    allowed_values = ONLY
+    if family.arithmetic.gates_with_gelu and not family.is_gemma3:  # whose hidden_activation names the gate
+        allowed_values = ONLY | {"hidden_act": GELU}
+    for name, allowed in allowed_values.items():
         if config.has(name) and config.values[name] not in allowed:
             config.refuse_here(
                 name,
@@ -240,7 +249,7 @@ def _parse(
     if family.is_gemma3:
         rope = global_rope(config, max_position=stated)
         is_local = sliding_layers(config, family, sizes["num_hidden_layers"])
-        gemma3 = read_gemma3(config, hidden_size=sizes["hidden_size"], head_dim=head_dim, is_local=is_local)
+        gemma3 = read_gemma3(config, head_dim=head_dim, is_local=is_local)
     else:
         rope = read_rope(
             config, default_theta=family.theta, max_position=stated, mrope=family.mrope, head_dim=head_dim,
@@ -280,6 +289,7 @@ def _parse(
         windows=read_windows(config, family, sizes["num_hidden_layers"], max_position),
         experts=experts,
         has_sinks=family.has_sinks,
+        arithmetic=family.arithmetic,
         gemma3=gemma3,
     )
 

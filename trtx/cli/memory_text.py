@@ -30,6 +30,8 @@ def _place(plan: MemoryPlan) -> str:
 
 def _rows(plan: MemoryPlan) -> Iterator[tuple[str, str, str]]:
     yield "weights", size_text(plan.weight_bytes), plan.weight_source
+    if plan.engines > 1:
+        yield "workers", f"{plan.engines}", "share the weights and divide the rest; of each:"
     yield "activations", size_text(plan.activation_bytes), ""
     if plan.graph_bytes:
         yield "CUDA graphs", size_text(plan.graph_bytes), "and workspaces"

@@ -151,7 +151,10 @@ def refuse_unused(
     attach: Attach | None,
     encode: int,
 ) -> None:
-    """Raises UsageError for topology options that the served ``modes`` don't use. ``encode``: encode workers."""
+    """Raises UsageError for topology options that the served ``modes`` don't use.
+
+    ``encode``: the number of encode workers.
+    """
     if attach is None:
         refuse_ignored(context, modes if len(modes) == 1 else [])
         options.check_roles(modes, model.config, model.overrides, model.recipe, encode=encode)

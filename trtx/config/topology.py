@@ -55,6 +55,7 @@ MAX_WORKERS = 256
 below 32768. Dynamo's frontend holds connections to all workers within the 1,024 open files that most systems allow, and
 256 idle workers already take about 20 GB of memory (80 MB each)."""
 
+MAX_SHARERS = 8  # of a GPU: each has a CUDA context, activations and CUDA graphs of its own
 MOST_QUEUED = 100_000  # each waiting request is an open connection and its body
 MOST_SECONDS = 86_400.0  # a day
 MAX_TP = 1024  # more GPUs than one machine has
@@ -119,6 +120,18 @@ class TopologySpec(BaseModel):
             before=False,
         ),
     ] = False  # docs/determinism.md
+    share_weights: Annotated[
+        int,
+        TopologyField(
+            help="Workers that share a GPU and the copy of the weights on it. Without GPUs, a copy in host memory. "
+            "With 1, each worker has a GPU and a copy of its own.",
+            metavar="N",
+            ignored=("no GPU", "hosts"),
+            since=10,
+            before=1,
+            of_machine=True,
+        ),
+    ] = Field(default=1, ge=1, le=MAX_SHARERS)
     engine: Name = "auto"  # auto, torch, simulated, tensorrt-llm, paced
     gpus: Annotated[
         tuple[int, ...] | None,

@@ -25,6 +25,18 @@ def conflict(values: Mapping[str, Any]) -> str | None:
     return None
 
 
+def sharing_conflict(values: Mapping[str, Any]) -> str | None:
+    """Returns a clause that names a feature with which weights can't be shared, and what to do about it; or None."""
+    gpus = int(values.get("tensor_parallel_size") or 1)
+    if gpus > 1:
+        return f"tensor_parallel_size is {gpus}, and weights are shared on one GPU only; use --tp 1"
+    if values.get("sleep_config") is not None:
+        return "sleep_config would release weights that other workers use; leave one of the two out"
+    if (model := _draft_model(values.get("speculative_config"))) is not None:
+        return f"the weights of the draft model of {model} can't be shared; use NGram or SA"
+    return None
+
+
 def _draft_model(speculation: object) -> str | None:
     """Returns the decoding type of a speculative_config with a draft model."""
     if not isinstance(speculation, Mapping):

@@ -107,6 +107,7 @@ class EngineFacts:
     """
     takes_handles: bool = False  # such an engine accepts its encoder's handles instead of images
     sleeps: bool = False  # the engine can release its memory, and allocate it again
+    shared_weights: tuple[str, int] | None = None  # "loaded" or "mapped", and the bytes that other engines use too
     left_out: tuple[str, ...] = ()  # arguments that the engine accepted and ignores; they only affect speed or memory
 
 
@@ -335,7 +336,7 @@ class Engine(Protocol):
         ...
 
     def cause_of_death(self) -> str:
-        """Why a dead engine died; "" if it does not report it."""
+        """Returns why a dead engine died; "" if it does not report it."""
         return ""
 
     async def release(self, tags: Sequence[str] | None, timeout_s: float) -> None:

@@ -50,7 +50,7 @@ class TorchEngine(Engine):
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self.engine_pid = llm.engine_pid
-        pool = llm.get_kv_cache_capacity()
+        pool, shared = llm.get_kv_cache_capacity(), llm.shared_weights
         self.facts = EngineFacts(
             context_length=min(llm.max_seq_len, pool["maxNumTokens"]),
             block_size=pool["tokensPerBlock"],
@@ -60,6 +60,7 @@ class TorchEngine(Engine):
             guides=llm.args.guides,
             has_kv_events=True,
             sleeps=llm.args.sleep_config is not None,
+            shared_weights=None if shared is None else (shared.source, shared.num_bytes),
             left_out=tuple(llm.unsupported_fields),
         )
 

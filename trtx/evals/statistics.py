@@ -34,7 +34,7 @@ _SEED = 20261122
 
 @dataclass(frozen=True, slots=True)
 class NoInterval:
-    """Why a score has no interval."""
+    """The reason why a score has no interval."""
 
     reason: str
 

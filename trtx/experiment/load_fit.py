@@ -77,7 +77,7 @@ def check_fits_served(served: LoadTarget, checkpoint: Checkpoint, load: LoadSpec
 
 
 def _lacks_guidance(plan: Plan) -> str | None:
-    """Why no answer of the topology can be made to follow a schema, and what to do; None if it can."""
+    """Returns why the topology can't make answers follow a schema, and what to do; None if it can."""
     if plan.engine not in MODEL_ENGINES:
         return f"engine {plan.engine} makes no text of its own; choose another engine"
     for role, config in plan.engine_configs.items():

@@ -3,7 +3,7 @@
 ``trtx/topology/commands.py`` sets the variables for processes that trtx starts itself. A pod has the plan of one
 machine, but each pod is a host of its own. A job has the plan of several hosts, whose nodes are known only when it
 runs. A variable without a row is an error, so that a new variable is neither lost nor passed on by accident. ``make
-goldens`` writes the table of docs/kubernetes.md from these rows.
+reference`` writes the table of docs/kubernetes.md from these rows.
 """
 
 from __future__ import annotations
@@ -126,11 +126,3 @@ def _lacks(name: str, place: str) -> str:
         f"{name} of the plan has no {place}= in VARIABLES of trtx/export/plan_variables.py: add a row that says what "
         f"becomes of it in a pod and in a Slurm job, then make goldens"
     )
-
-
-def table() -> str:
-    """Returns the rows as a table of docs/kubernetes.md."""
-    lines = ["| Variable | In a pod | In a Slurm job | Why |", "|---|---|---|---|"]
-    for name, row in VARIABLES.items():
-        lines.append(f"| `{name}` | {row.pod or '–'} | {row.job or '–'} | {row.why} |")
-    return "\n".join(lines)

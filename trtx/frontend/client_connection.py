@@ -154,7 +154,7 @@ class ClientConnection(asyncio.Protocol):
         return self._path in _GENERATING
 
     def why_unavailable(self) -> str | None:
-        """Why no worker takes the request whose answer is due; None if unknown."""
+        """Returns why no worker takes the request whose answer is due; None if unknown."""
         return self._proxy.why_unavailable() if self.generates else None
 
     async def lacks_worker(self) -> bool:

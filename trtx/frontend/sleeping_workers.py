@@ -1,4 +1,4 @@
-"""Why a model answers no requests while its workers sleep: see ``trtx.worker.sleeping``."""
+"""Says why a model answers no requests while its workers sleep: see ``trtx.worker.sleeping``."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class FrontendWatch:
         self._log = FrontendLog(log)
 
     def look(self) -> None:
-        """Reads the new lines of its log."""
+        """Reads the lines that the frontend wrote to its log since the last call."""
         if self._log is not None:
             self._log.look()
 
@@ -66,7 +66,7 @@ class FrontendWatch:
 
     @property
     def refusal(self) -> str:
-        """Why it can't serve the model, in one sentence with a remedy; "" if its log does not say so."""
+        """The reason why the frontend can't serve the model, with a remedy; "" if its log does not say so."""
         if self._log is None or not self._log.refusal:
             return ""
         plan = self._plan

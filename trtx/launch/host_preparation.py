@@ -23,7 +23,6 @@ from trtx.launch.caller_variables import options_given, with_caller_variables
 from trtx.launch.certificates import as_seen_outside, check_certificate, read_certificate, with_certificate
 from trtx.launch.chat_format import resolve_chat_format, with_chat_format
 from trtx.launch.discovery import etcd_auth, nats_auth
-from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.preparation import check_configs, check_media, resolve
@@ -31,6 +30,7 @@ from trtx.launch.presence import PROCESS_LEASE_S
 from trtx.launch.prompt_notes import with_prompt_note
 from trtx.launch.publishable import refuse_file_of_chat
 from trtx.launch.published import OF_ONE_HOST, Published, PublishedInputs, find_published
+from trtx.launch.router_args_check import check_flags
 from trtx.launch.videos import video_warnings
 from trtx.launch.weight_notes import with_weight_note
 from trtx.planes.fitness import fit_or_refuse, judge_cluster, judge_nats, look_at_etcd
@@ -254,7 +254,7 @@ def _check_device(host: PlannedHost) -> None:
 
 
 def _device_problem(device: str) -> str | None:
-    """Why UCX can't open connections on a network device of this machine; None if no problem can be seen."""
+    """Returns why UCX can't open connections on a network device of this machine; None if no problem can be seen."""
     name, _, port = device.partition(":")
     if port:
         return "and ports are of InfiniBand devices"

@@ -24,7 +24,7 @@ from trtx.memory import (
     plan_memory,
     size_text,
 )
-from trtx.topology import Machine, Plan, ProcessSpec
+from trtx.topology import Machine, Plan, ProcessSpec, weight_engines
 
 
 def with_memory(plan: Plan, machine: Machine) -> Plan:
@@ -44,7 +44,10 @@ def with_memory(plan: Plan, machine: Machine) -> Plan:
         device = _device([worker for worker in plan.workers if worker.role == role], plan, machine)
         try:
             media = _media(plan, role, device)
-            found = plan_memory(plan.model_path, role, values, engine=plan.engine, device=device, media=media)
+            engines = max(weight_engines(worker.argv) for worker in plan.workers if worker.role == role)
+            found = plan_memory(
+                plan.model_path, role, values, engine=plan.engine, device=device, media=media, engines=engines
+            )
             if found.shared_bytes:
                 plan = _with_room_for_encoders(plan, found)
                 values = plan.engine_configs[role]

@@ -46,11 +46,11 @@ from trtx.launch.chat_format import ChatFormat, resolve_chat_format, with_chat_f
 from trtx.launch.collector import collector_warnings
 from trtx.launch.dynamo_package import require_dynamo
 from trtx.launch.encode_configs import with_cpu_dtype, with_embedding_dtype, with_lone_images
-from trtx.launch.frontend_flags import check_flags
 from trtx.launch.machine import probe
 from trtx.launch.memory import with_memory
 from trtx.launch.ports import HOLDER
 from trtx.launch.prompt_notes import with_prompt_note
+from trtx.launch.router_args_check import check_flags
 from trtx.launch.videos import video_warnings
 from trtx.launch.warm_up import check_warm_up
 from trtx.launch.weight_notes import with_weight_note

@@ -59,7 +59,7 @@ class Scratch:
         return None
 
     def start_problem(self) -> str | None:
-        """Why a process that starts now could not register, or None.
+        """Returns why a process that starts now could not register, or None.
 
         For example ``/tmp/x can't be written (No space left on device), …``. A worker of Dynamo 1.6.1 whose record
         can't be written exits with a traceback.

@@ -87,7 +87,7 @@ class Slot:
         )
 
     def look_at_stopped(self, pid: int, now: float, etcd: EtcdService | None) -> str | None:
-        """Why process ``pid`` must be ended because it is stopped, or None.
+        """Returns why process ``pid`` must be ended because it is stopped, or None.
 
         A stopped worker receives requests while its discovery records live, which over hosts is longer than an outage
         of etcd.
@@ -100,7 +100,7 @@ class Slot:
         return f"it is stopped (by SIGSTOP or a debugger), for {stopped_s:.0f} s" if stopped_s > at_most_s else None
 
     def look_at_draining(self, now: float) -> str | None:
-        """Why a worker that drains without trtx's request, or because its engine died, must be killed; or None.
+        """Returns why a worker that drains without trtx's request, or because its engine died, must be killed; or None.
 
         Such a worker ends by itself after its open requests. It is killed after ``_DRAINS_AT_MOST_S``.
         """
@@ -111,7 +111,7 @@ class Slot:
         return None
 
     def look_at_vanished(self, pid: int, now: float, records_live_s: float) -> str | None:
-        """Why the worker process ``pid``, whose discovery records are gone, must be killed; None: not yet.
+        """Returns why the worker process ``pid``, whose discovery records are gone, must be killed; None: not yet.
 
         Unrenewed records live for ``records_live_s``.
         """

@@ -23,7 +23,8 @@ class Model:
     ``kv_width``: bytes of a KV element. ``activation_bytes``: the engine's formula for the peak of one forward.
     ``kv_padding``: padding layers in the KV blocks, in addition to the model's layers. ``encoder_bytes``: memory of the
     worker's own encoder process on the same device, without the tower's weights. ``shared_bytes``: memory of encode
-    workers on the same device.
+    workers on the same device. ``engines``: the number of workers that divide the device and use one copy of its
+    decoder's weights.
     """
 
     shape: ModelShape
@@ -33,6 +34,7 @@ class Model:
     kv_padding: int = 0
     encoder_bytes: int = 0
     shared_bytes: int = 0
+    engines: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +103,14 @@ def _budget(model: Model, limits: Limits, device: MemoryDevice, share: RankShare
     hidden = reserves.hidden_bytes(device)
     free = device.total_bytes - hidden if device.free_bytes is None else device.free_bytes
     others = max(0, device.total_bytes - hidden - free)
+    # The vision tower is that of the worker's own encoder process.
+    own_weights = model.weights.vision if model.engines > 1 else share.weight_bytes
     left = (
-        device.total_bytes
-        - others
+        (device.total_bytes - others - (share.weight_bytes - own_weights)) // model.engines
         - context
         - model.encoder_bytes
         - model.shared_bytes
-        - share.weight_bytes
+        - own_weights
         - activations
         - graphs
         - transfers
@@ -117,7 +120,8 @@ def _budget(model: Model, limits: Limits, device: MemoryDevice, share: RankShare
         if limits.max_gpu_total_bytes and limits.engine != "torch":
             pool = min(pool, limits.max_gpu_total_bytes)
     else:
-        pool, left = _cpu_pool(limits, share, int(free * CPU_MARGIN) - share.weight_bytes - activations)
+        weights = own_weights + (share.weight_bytes - own_weights) // model.engines  # of a host divided by workers
+        pool, left = _cpu_pool(limits, share, int(free * CPU_MARGIN) - weights - activations)
     return Budget(share, others, context, activations, graphs, transfers, left, pool)
 
 

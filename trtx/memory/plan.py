@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ class MemoryPlan:
     windows, the tokens in sequences of ``max_seq_len``. ``uncertainty_bytes``: the possible error of the reserves, in
     either direction. ``encoder_bytes``: the worker's own encoder process including its embedding arena, without the
     tower's weights. ``beside_bytes``: the maximum of the encoder's batch and of the embeddings that the worker holds;
-    no pool includes it. ``shared_bytes``: the maximum of all encode workers on the same GPU.
+    no pool includes it. ``shared_bytes``: the maximum of all encode workers on the same GPU. ``engines``: the number of
+    workers that divide the GPU; with several, total, others and weights are of all of them, and the rest is of one.
     """
 
     role: str
@@ -64,6 +65,7 @@ class MemoryPlan:
     uncertainty_bytes: int
     notes: tuple[str, ...]
     shared_bytes: int = 0  # the default is for stored plans from before such workers existed
+    engines: int = 1  # likewise
 
     @property
     def sequences(self) -> int:
@@ -84,15 +86,17 @@ def plan_memory(
     engine: str,
     device: MemoryDevice,
     media: MediaMemory | None = None,
+    engines: int = 1,
 ) -> MemoryPlan:
     """Plans a worker's memory from ``config.json`` and the headers of the weight files, without touching a device.
 
-    ``values``: the resolved engine config of ``role``. ``media``: for a worker that takes images. Raises UsageError if
+    ``values``: the resolved engine config of ``role``. ``media``: for a worker that takes images.
+    ``engines``: the number of workers that share the device and its copy of the weights. Raises UsageError if
     the config doesn't fit, with the numbers and the largest values that would fit, and UnknownShapeError for a model
     that this arithmetic does not cover.
     """
     limits = limits_of(values, engine=engine)
-    model = read_model(checkpoint, limits, device, media)
+    model = replace(read_model(checkpoint, limits, device, media), engines=engines)
     if not fits(model, limits, device):
         raise refuse(role, model, limits, device)
     beside = 0
@@ -149,6 +153,7 @@ def _plan(role: str, model: Model, limits: Limits, device: MemoryDevice, budget:
             *(_beside_note(budget.left - pool, beside) if device.is_gpu and beside else ()),
         ),
         shared_bytes=model.shared_bytes,
+        engines=model.engines,
     )
 
 

@@ -46,7 +46,8 @@ def _reason(model: Model, limits: Limits, budget: Budget, device: MemoryDevice) 
 
 
 def _numbers(model: Model, limits: Limits, budget: Budget, device: MemoryDevice) -> str:
-    parts = [f"weights {size_text(budget.share.weight_bytes)}", f"activations {size_text(budget.activations)}"]
+    shared = f" that {model.engines} workers share" if model.engines > 1 else ""
+    parts = [f"weights {size_text(budget.share.weight_bytes)}{shared}", f"activations {size_text(budget.activations)}"]
     parts += [f"CUDA graphs {size_text(budget.graphs)}"] if budget.graphs else []
     parts += [f"transfer buffers {size_text(budget.transfers)}"] if budget.transfers else []
     if not device.is_gpu:
@@ -55,6 +56,7 @@ def _numbers(model: Model, limits: Limits, budget: Budget, device: MemoryDevice)
     parts += [f"its encoder {size_text(model.encoder_bytes)}"] if model.encoder_bytes else []
     parts += [f"encode workers that share it {size_text(model.shared_bytes)}"] if model.shared_bytes else []
     parts += [f"other processes {size_text(budget.others)}"] if budget.others else []
+    parts += [f"{model.engines} workers divide what the weights leave"] if model.engines > 1 else []
     pool = f"KV {limits.fraction:g} of {size_text(max(0, budget.left))} = {size_text(budget.pool)}"
     return f"per GPU of {size_text(device.total_bytes)}, {device.name}: {', '.join(parts)}; {pool}"
 

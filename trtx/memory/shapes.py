@@ -20,12 +20,15 @@ Parameters = Counter[str]
 _DENSE = FAMILIES.values()
 _QK_NORM = (
     *(family.model_type for family in _DENSE if family.qk_norm),
-    "gemma3_text", "qwen3_vl_text", "qwen3_vl_moe_text",
+    "qwen3_vl_text", "qwen3_vl_moe_text",
 )  # fmt: skip
 _QKV_BIAS = (
     *(family.model_type for family in _DENSE if family.qkv_bias),
     "qwen2_moe", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text",
 )  # fmt: skip
+
+
+_OUTPUT_NORMS = tuple(family.model_type for family in _DENSE if family.arithmetic.has_output_norms)
 
 
 class UnknownShapeError(Exception):
@@ -198,7 +201,7 @@ def _is_sparse(text: Mapping[str, Any], layer: int) -> bool:
 
 
 def _norms(text: Mapping[str, Any], hidden: int) -> Parameters:
-    return Counter({"whole": (4 if text.get("model_type") == "gemma3_text" else 2) * hidden})
+    return Counter({"whole": (4 if text.get("model_type") in _OUTPUT_NORMS else 2) * hidden})
 
 
 def _windows(text: Mapping[str, Any], count: int) -> tuple[int | None, ...]:

@@ -103,7 +103,7 @@ def stored_names(directory: Path, architecture: str) -> frozenset[str] | None:
 
 def norm_dtype(config: ModelConfig, dtype: str) -> str:
     """Returns the dtype of the norms of a model whose other weights have ``dtype``."""
-    return dtype if config.gemma3 is None else "float32"  # one more than what is stored
+    return "float32" if config.arithmetic.norm_adds_one else dtype  # the sum with 1
 
 
 def layer_bytes(

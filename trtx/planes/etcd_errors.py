@@ -51,7 +51,7 @@ def refusal_of(where: str, path: str, status: int, body: bytes) -> EtcdRefusal:
 
 
 def unreachable_because(error: Exception) -> str:
-    """Why a connection to an endpoint failed, with a remedy if it is known."""
+    """Returns why a connection to an endpoint failed, with a remedy if it is known."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):

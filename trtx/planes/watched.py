@@ -62,7 +62,7 @@ class WatchedRegistry:
 
     @property
     def problem(self) -> str | None:
-        """Why the registry's state is unknown now, or None."""
+        """The reason why the registry's state is unknown now, or None."""
         return self._seen.problem
 
     def instances(self) -> list[Instance]:

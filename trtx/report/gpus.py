@@ -49,7 +49,10 @@ def _columns(view: RunView) -> tuple[Column, ...]:
 
 
 def gpu_reasons(view: RunView) -> tuple[tuple[str, str], ...]:
-    """Why GPU values are unknown: pairs of cell names and reason. Empty for a run on CPUs without a GPU price."""
+    """Returns why GPU values are unknown: pairs of cell names and reason.
+
+    Empty for a run on CPUs without a GPU price.
+    """
     measured = [row.cell for row in view.rows if row.cell is not None and row.cell.figures is not None]
     is_expected = any(cell.device == "gpu" or cell.gpu_hour_price is not None for cell in measured)
     if not is_expected and not _columns(view):

@@ -1,9 +1,10 @@
 """Turns a topology spec into the exact processes that serve it: roles, GPUs, ports, commands, environment.
 
-Owns :class:`Plan`, the placement of workers on GPUs, and every command line of a topology. Does not look at the
+Owns :class:`Plan`, the placement of workers on GPUs, and every command line of a topology (``commands.py``), with the
+router's weights and how often Dynamo moves a request of a dead worker to another one. Does not look at the
 machine, write files or start anything: ``launch`` does, and passes in what it found. Entry points: :func:`plan`; for
 several machines, :func:`plan_hosts` and :func:`settle`. Always holds: equal arguments give equal plans, a GPU serves
-one worker (except encode workers that share one), ports differ, and a plan survives a round trip through JSON.
+one worker, or those that an option makes share it, ports differ, and a plan survives a round trip through JSON.
 """
 
 from trtx.topology.commands import BrokerPorts, body_mib, conditional_flags
@@ -26,8 +27,9 @@ from trtx.topology.plan import (
 )
 from trtx.topology.planner import Ports, plan
 from trtx.topology.ranked_handoff import refuse_between_hosts
-from trtx.topology.request_protection import request_protection
+from trtx.topology.request_plane_tls import request_protection
 from trtx.topology.settling import settle
+from trtx.topology.weight_groups import weight_engines
 from trtx.topology.workload import ModelFiles, check_router_args, check_size
 
 __all__ = [
@@ -59,5 +61,6 @@ __all__ = [
     "request_protection",
     "settle",
     "template_path",
+    "weight_engines",
     "with_roles",
 ]

@@ -18,6 +18,7 @@ from trtx.config.conditional_disagg import router_settings
 from trtx.config.media import MediaLimits
 from trtx.config.otlp import signal_url
 from trtx.topology.plan import TOPOLOGY_VARIABLE, EtcdService, NatsService
+from trtx.topology.weight_groups import group_flags
 
 # The frontend cuts off streams that are silent for this long; a long prompt on a CPU stays far below it.
 _STREAM_TIMEOUT_S = 300
@@ -337,6 +338,7 @@ def worker_command(
     status_file: Path,
     prompts_by_frontend: bool,
     chat_template: Path | None = None,
+    weight_group: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """Command line of a trtx worker, as in docs/contracts.md. ``engine``: resolved, never ``auto``."""
     command = [sys.executable, "-m", "trtx.worker", "--role", role, "--engine", engine]
@@ -346,6 +348,7 @@ def worker_command(
         command += ["--encoders", "remote"]
     if spec.deterministic and role != "encode":
         command.append("--deterministic")
+    command += group_flags(weight_group)
     if prompts_by_frontend:
         command += ["--prompts-by", "frontend"]
     if role != "encode":

@@ -9,7 +9,7 @@ from trtx.config import Role
 from trtx.config.hosts import HostSpec
 from trtx.config.wording import with_article
 from trtx.errors import UsageError
-from trtx.topology.workload import Worker
+from trtx.topology.workers import Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from trtx.topology.core_placement import place_on_cores
 from trtx.topology.machine import Gpu, Machine
 from trtx.topology.placement import place, visible_gpus
 from trtx.topology.plan import Plan, is_loopback
-from trtx.topology.workload import ModelFiles, Site, Worker, Workload
+from trtx.topology.workers import Worker
+from trtx.topology.workload import ModelFiles, Site, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,8 @@ def _place_all(work: Workload, machine: Machine, reasons: list[str]) -> tuple[li
         if worker.shares_with:
             first = placed[worker.shares_with][0]
             placed[worker.name] = (first,)
-            because = f" because of --encode-shared, together with {worker.shares_with}"
+            option = "--share-weights" if worker.weight_group else "--encode-shared"
+            because = f" because of {option}, together with {worker.shares_with}"
         else:
             linked = any(gpu.nvlink_peers for gpu in placed[worker.name])
             because = " because GPUs with NVLink are preferred" if linked else ""

@@ -21,6 +21,8 @@ from trtx.topology import commands
 from trtx.topology.local_prefill import check_conditional_disagg
 from trtx.topology.plan import ProcessSpec, ServerTls, config_path, template_path
 from trtx.topology.ranked_handoff import check_same_sums
+from trtx.topology.weight_groups import check_sharing
+from trtx.topology.workers import Worker, workers_of
 
 _NO_ENCODER = {  # engine -> why it supports no encode workers
     "simulated": "which computes nothing and sees no image; use --engine torch, or leave it out",
@@ -42,14 +44,6 @@ class ModelFiles(Protocol):
     def path(self) -> Path: ...
     @property
     def served_model_name(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    role: Role
-    name: str
-    gpu_count: int  # number of GPUs of its own
-    shares_with: str = ""  # name of the worker whose first GPU it shares; empty: it shares none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +107,7 @@ class Workload:
         check_conditional_disagg(spec, engine, {role: config.values for role, config in engine_configs.items()})
         configs, reasons = _with_tp(spec, engine_configs)
         sizes = {role: _gpus_per_worker(role, configs[role].values, engine, engine_version) for role in spec.roles}
+        check_sharing(spec, engine, {role: config.values for role, config in configs.items()})
         if spec.deterministic and engine == "torch":
             check_same_sums({role: config.values for role, config in configs.items()})
         split = {role: without_left_out(config, engine, on_gpu=on_gpu) for role, config in configs.items()}
@@ -133,6 +128,9 @@ class Workload:
                 "reproducible and take longer (docs/determinism.md)"
             )
         reasons += _body_reasons(spec.media)
+        workers = workers_of(spec, sizes)
+        for group in dict.fromkeys(worker.weight_group for worker in workers if worker.weight_group):
+            reasons.append(f"{' and '.join(group)} share one copy of the weights because of --share-weights")
         return cls(
             spec=spec,
             engine=engine,
@@ -140,7 +138,7 @@ class Workload:
             model_path=checkpoint.path,
             values={role: in_force for role, (in_force, _) in split.items()},
             left_out=left_out,
-            workers=_workers(spec, sizes),
+            workers=workers,
             namespace=namespace,
             run_dir=run_dir,
             wants_gpu=engine == "tensorrt-llm" and (engine_version is None or needs_gpu(engine_version)),
@@ -263,6 +261,7 @@ class Workload:
             model=self.model,
             config=config_path(self.run_dir, worker.role),
             status_file=status_file,
+            weight_group=worker.weight_group,
             prompts_by_frontend=not site.host,  # over hosts, a frontend's host may not have the model's files
             chat_template=self.chat_template,
         )
@@ -374,22 +373,3 @@ def _check_torch(role: Role, values: Mapping[str, Any], size: int, how: str) -> 
         )
     if (problem := conflict(values)) is not None:
         raise UsageError(f"{role}: {problem}")
-
-
-def _workers(spec: TopologySpec, sizes: Mapping[Role, int]) -> tuple[Worker, ...]:
-    """All workers, alternating between the roles: adjacent workers exchange embeddings and KV.
-
-    Encode workers that share a GPU follow those that do not, and are assigned in turn to the workers that take
-    embeddings.
-    """
-    roles = spec.roles
-    taker: Role = "agg" if spec.mode == "agg" else "prefill"
-
-    def worker(role: Role, index: int) -> Worker:
-        if role != "encode" or index < spec.encode:
-            return Worker(role, f"{role}-{index}", sizes[role])
-        return Worker(role, f"{role}-{index}", 0, f"{taker}-{(index - spec.encode) % roles[taker]}")
-
-    return tuple(
-        worker(role, index) for index in range(max(roles.values())) for role, count in roles.items() if index < count
-    )

@@ -99,6 +99,19 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGroup:
+    """Engines of one host and device that share a copy of the weights.
+
+    ``directory``: where they find each other; it must be on this machine, and only its user may enter it. ``name``: of
+    this engine in the group. ``engines``: their number; the KV pools of a group divide the memory of their GPU.
+    """
+
+    directory: str
+    name: str
+    engines: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlmArgs:
     """Resolved arguments: ``model`` is a directory. The engine's process resolves the fields that are None."""
 
@@ -126,6 +139,7 @@ class LlmArgs:
     # "llguidance" or "xgrammar": guided decoding is on, with llguidance in both cases. None: off.
     guided_decoding_backend: str | None = "llguidance"
     deterministic: bool = False  # trtx's own argument, absent from engine configs: see LLM
+    weight_group: WeightGroup | None = None  # likewise; None: the engine has a copy of its own
     grammar_tokenizer: str | None = None  # path or text of the tokenizer.json: grammars need each token's text
     grammar_end_ids: tuple[int, ...] = ()  # the model's own, which may end a grammar's text
 

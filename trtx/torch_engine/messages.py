@@ -158,6 +158,17 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights", array_lik
 # --- from the engine ---
 
 
+class SharedCopy(msgspec.Struct, frozen=True, array_like=True):
+    """The weights that an engine shares. ``mapped_from``: the engine from which it has them; None: it loaded them."""
+
+    num_bytes: int
+    mapped_from: str | None = None
+
+    @property
+    def source(self) -> str:
+        return "loaded" if self.mapped_from is None else "mapped"
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     num_blocks: int
     tokens_per_block: int
@@ -165,6 +176,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
     max_batch_size: int
     vocab_size: int
     device_memory_bytes: int
+    shared_weights: SharedCopy | None = None
 
 
 class KvTransfer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from trtx.ipc.shared_tensor import SharedTensor
     from trtx.torch_engine.drafting import DraftModel
-    from trtx.torch_engine.messages import MediaSpan, MemoryTag
+    from trtx.torch_engine.messages import MediaSpan, MemoryTag, SharedCopy
     from trtx.torch_engine.sampling_plan import SamplingPlan
 
 
@@ -189,6 +189,10 @@ class ModelRunner(Protocol):
     @property
     def expert_balance(self) -> ExpertBalance | None:
         """The load of experts, which some steps update with their results; None: unknown, or a dense model."""
+
+    @property
+    def shared_weights(self) -> SharedCopy | None:
+        """The weights that other engines of the host use too; None: this engine has a copy of its own."""
 
     def launch(self, batch: Batch) -> LaunchedStep:
         """Starts to write KV for every new token and to sample where requested; does not wait for results.

@@ -129,6 +129,7 @@ class TrtxEngine(LLMEngine):  # type: ignore[misc, unused-ignore] # dynamo ships
             self.status.update(error=self.start_error)
             raise
         self._metrics.media, facts = multimodal.metrics, loaded.engine.facts
+        self._metrics.shared_weights = facts.shared_weights
         self._poll = poll = EnginePoll(loaded.engine, on_stats=self._on_stats, on_events=self._on_events)
         self._worker_id = worker_id
         if self.options.status_file is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -25,8 +26,8 @@ from trtx.stop_strings import PlainText, StopStrings
 from trtx.text import ByteTokens, TextStream, Tokenizer, byte_tokens, load_decoder, load_tokenizer
 from trtx.worker.devices import WorkerGpu, given_gpus
 from trtx.worker.options import WorkerOptions
-from trtx.worker.requests import forced_text
-from trtx.worker.requests.forced_text import ForcedText
+from trtx.worker.requests import dynamo_test_hook
+from trtx.worker.requests.dynamo_test_hook import ForcedText
 from trtx.worker.requests.invalid_request import InvalidRequest
 from trtx.worker.requests.request import WorkerRequest
 from trtx.worker.requests.thinking import Thinking
@@ -136,7 +137,7 @@ def load(options: WorkerOptions) -> LoadedEngine:
     tokenizer = _tokenizer(options.model) if serves_tokens else None
     forced = ForcedText.of(os.environ, tokenizer, read_end_ids(options.model)) if serves_tokens else None
     if forced is not None:
-        logger.warning("%s is set: every answer is %r", forced_text.VARIABLE, forced_text.TEXT)
+        logger.warning("%s is set: every answer is %r", dynamo_test_hook.VARIABLE, dynamo_test_hook.TEXT)
     return LoadedEngine(
         api=api,
         engine=loaded,
@@ -225,4 +226,10 @@ def engine_arguments(options: WorkerOptions) -> dict[str, Any]:
         arguments.setdefault("cache_transceiver_config", {"backend": "NIXL"})
     if options.deterministic:
         arguments["deterministic"] = True  # a field of the torch engine only; engine configs may not contain it
+    if options.weight_group is not None:
+        # In the topology's own directory, which is removed with it. No other user may enter that.
+        directory = Path(tempfile.gettempdir()) / f"weights-{options.weight_group}"
+        arguments["weight_group"] = {
+            "directory": str(directory), "name": options.name, "engines": options.weight_engines,
+        }  # fmt: skip
     return arguments

@@ -132,6 +132,7 @@ class WorkerMetrics(Collector):
         # Read at each scrape: leases are also released when no step runs, so iteration stats would miss that.
         self.handoff: Callable[[], HandoffTotals | None] = lambda: None
         self.transfers: TransferCounts | None = None  # None for roles other than prefill and decode
+        self.shared_weights: tuple[str, int] | None = None  # "loaded" or "mapped", and bytes; None: not shared
         self.trtllm: TrtllmMetrics | None = None  # None for an encode worker
         self.processes = {"worker": os.getpid()}  # name -> pid
         self._steps = StepTotals()
@@ -156,6 +157,9 @@ class WorkerMetrics(Collector):
         yield from self._iteration_families()
         yield from self._steps.collect()
         yield from self._handoff_families()
+        if self.shared_weights is not None:
+            how, count = self.shared_weights
+            yield step_families.SHARED_WEIGHTS.family([((how,), count)])
         if self.trtllm is not None:
             yield from self.trtllm.collect(self.iterations)
         if self.media is not None:

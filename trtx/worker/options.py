@@ -51,6 +51,8 @@ class WorkerOptions:
     media: MediaLimits = field(default_factory=MediaLimits)
     embedding_cache_bytes: int = EMBEDDING_CACHE_BYTES
     deterministic: bool = False
+    weight_group: str | None = None  # name of the group of workers that share their weights; None: this one's own
+    weight_engines: int = 1  # number of workers in that group
     prompts_by: PromptsBy = "dynamo"
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
@@ -85,6 +87,8 @@ def parse(argv: list[str]) -> WorkerOptions:
     parser.add_argument("--encoders", choices=get_args(Encoders), default="local", help="who encodes images")
     parser.add_argument("--embedding-cache-bytes", type=int, default=EMBEDDING_CACHE_BYTES, help="of images")
     parser.add_argument("--deterministic", action="store_true", help="bit-identical answers in any batch")
+    parser.add_argument("--weight-group", help="workers with this group's name share one copy of the weights")
+    parser.add_argument("--weight-engines", type=int, default=1, help="number of workers in the group")
     parser.add_argument(
         "--media", default="{}", help="JSON with limits of clients' images that differ from the defaults"
     )
@@ -113,6 +117,8 @@ def parse(argv: list[str]) -> WorkerOptions:
         media=_read_media(args.media),
         embedding_cache_bytes=args.embedding_cache_bytes,
         deterministic=args.deterministic,
+        weight_group=args.weight_group,
+        weight_engines=args.weight_engines,
         prompts_by=args.prompts_by,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 if any(argument.startswith(("trtx.worker", "trtx.torch_engine")) for argument in sys.orig_argv):
-    from trtx.worker.requests.forced_text import VARIABLE, ForcedTokens
+    from trtx.worker.requests.dynamo_test_hook import VARIABLE, ForcedTokens
 
     os.environ[VARIABLE] = "1"
     _force = ForcedTokens.__call__

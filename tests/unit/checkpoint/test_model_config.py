@@ -207,7 +207,7 @@ def test_gemma_3_has_two_rotary_bases_by_layer(tmp_path: Path) -> None:
     assert found.gemma3 is not None and found.gemma3.is_local == (True, True, False, True)
     assert (found.rope.theta, found.rope.kind, found.rope.factor) == (1e6, "linear", 8.0)
     assert (found.gemma3.local_rope.theta, found.gemma3.local_rope.kind) == (1e4, "default")
-    assert (found.gemma3.embedding_scale, found.gemma3.query_scale) == (8.0, 1.0)
+    assert (found.embedding_scale, found.gemma3.query_scale) == (8.0, 1.0)
     covered = read(tmp_path, GEMMA3 | {"sliding_window": 512})
     assert covered.windows == () and covered.gemma3 == found.gemma3, "the base of a layer whose window covers all"
 

@@ -61,7 +61,7 @@ def refusal(directory: Path, config: dict[str, Any]) -> str:
         ({"text_config": [1]}, "FILE: text_config is [1]; expected a JSON object"),
         ({"model_type": "llava_next"}, "model_type is 'llava_next'; expected 'llava', as architectures says"),
         ({"architectures": ["LlavaNextForConditionalGeneration"]}, "is not known to the torch engine; expected one of"),
-        ({"text_config.model_type": "gemma"}, "text_config.model_type is 'gemma'; expected one of llama, qwen2, qwen3"),
+        ({"text_config.model_type": "mamba"}, "text_config.model_type is 'mamba'; expected one of llama, qwen2, qwen3"),
         ({"text_config.architectures": ["LlamaForCausalLM"]}, "text_config.architectures is ['LlamaForCausalLM']"),
         ({"text_config.num_hidden_layers": 0}, "text_config.num_hidden_layers is 0; expected an integer from 1"),
         ({"text_config.rope_theta": None}, "FILE: text_config.rope_theta is None; expected a number above 0"),

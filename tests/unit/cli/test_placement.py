@@ -174,8 +174,7 @@ VALUES = {
     "--quant": "int8_sq", "--kv-dtype": "fp8", "--calib": "text.jsonl", "--backend": "tensorrt", "--role": "decode",
     "--gpu": "H100", "--trtllm-version": "1.2.1", "--arrival": "constant", "--axis": "overrides.max_batch_size=1,2",
     "--max-cells": "99", "SWEEP_FILE": "sweep.yaml", "--prompt-corpus": "coding", "--image-format": "jpeg",
-    "--image-source": "assets", "--input-file": "sweep.yaml", "--tool-call-parser": "hermes",
-    "--reasoning-parser": "qwen3", "--chat-template": "chat.jinja", "--otlp-endpoint": "http://127.0.0.1:1",
+    "--image-source": "assets", "--input-file": "sweep.yaml", "--chat-template": "chat.jinja",
     "--public-dataset": "sharegpt", "--custom-dataset-type": "single_turn", "--extra-inputs": "seed:1",
     "--aiperf-args": "--slice-duration 2",
     "--slo": "time_to_first_token:p99:le:500", "--max-error-rate": "1%", "--max-regression": "7%", "--metrics":
@@ -203,7 +202,6 @@ VALUES_IN |= {("--mode", "no container"): "disagg", ("--mode", "no hosts"): "dis
 VALUES |= {f"--{of}-cert": "other.pem" for of in ("tls", "listen")} | {
     f"--{of}-key": "other.key" for of in ("tls", "listen")
 }
-VALUES |= {"--conditional-disagg": "isl_bounding"}
 VALUES |= {"--listen": "127.0.0.1:8081", "--session-turns-mean": "2"}
 VALUES |= {"--against": "http://127.0.0.1:7", "--dtype": "bfloat16", "--decode-memory-bytes": "99999999"}
 VALUES |= {"--media-memory-bytes": "99999999", "--max-image-pixels": "99999999", "--max-images": "9"}

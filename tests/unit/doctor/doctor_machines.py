@@ -291,6 +291,7 @@ _HIDDEN = replace(
 _VIDEOS = with_packages(h100_box(), av="18.1.0")
 MACHINES = {
     "one H100": h100_box(),
+    "one whose engines can share memory": with_packages(h100_box(), cuda_bindings="13.2.0"),
     "one that decodes videos": _VIDEOS,
     "one that decodes videos, with PyAV's wheel": replace(
         _VIDEOS, software=replace(_VIDEOS.software, gpl_codecs=("x264", "x265"))

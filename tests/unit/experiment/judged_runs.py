@@ -67,6 +67,11 @@ def conditions_of_kept(run: Path) -> Conditions:
     return conditions_of(spec, recorded.plans, provenance(run))
 
 
+def write_lock_anew(run: Path) -> None:
+    """Writes the run manifest of an older trtx as this one would, with later fields as they were at that time."""
+    write_lock(run, read_lock(run), provenance(run))
+
+
 def provenance(run: Path) -> Provenance:
     return LOCK.read(run, AskedRun).provenance
 

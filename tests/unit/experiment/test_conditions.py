@@ -17,6 +17,7 @@ from trtx.experiment.bench.resumption import read_recorded
 from trtx.experiment.directory import read_lock
 from trtx.experiment.provenance import read_dataset
 from trtx.runs.forms import Deployment, Provenance
+from trtx.topology import ProcessSpec
 
 _VALUES = st.none() | st.integers(0, 9) | st.sampled_from("xyz") | st.lists(st.sampled_from("xyz"), max_size=2)
 _GROUPS = st.dictionaries(st.sampled_from(["a", "b", "c"]), _VALUES, max_size=3)
@@ -117,6 +118,20 @@ def test_encode_workers_on_the_gpu_of_another_are_told_from_those_on_their_own()
     assert [one.name for one in differences(of(1), of(0))] == ["topology.agg.encode_shared"]
     assert of(0, 1, 0).topology["agg"]["encode_shared"] == 2
     assert "encode_shared" not in of().topology["agg"], "it has no encode workers at all"
+
+
+def test_workers_that_share_weights_are_told_from_those_with_a_copy_each() -> None:
+    spec = read_lock(GOLDEN)
+    plans, told = read_recorded(GOLDEN, spec).plans, provenance(GOLDEN)
+    frontend, worker = plans["agg"].processes[0], plans["agg"].workers[0]
+    sharing = replace(worker, argv=(*worker.argv, "--weight-group", worker.name, "--weight-engines", "2"))
+
+    def of(*workers: ProcessSpec) -> Conditions:
+        plan = replace(plans["agg"], processes=(frontend, *workers))
+        return conditions_of(spec, {**plans, "agg": plan}, told)
+
+    assert [one.name for one in differences(of(worker), of(sharing))] == ["topology.agg.share_weights"]
+    assert of(sharing).topology["agg"]["share_weights"] == 2
 
 
 def test_topologies_of_several_models_are_compared_each_by_its_own() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judged_runs import a_run, an_ab_run, compared, conditions_of_kept, gated
+from judged_runs import a_run, an_ab_run, compared, conditions_of_kept, gated, write_lock_anew
 
 from trtx.bench import Cell, Load, Trial, cells, journal, read_cells, read_journal, readings
 from trtx.bench.documents import DocumentKind
@@ -126,6 +126,7 @@ def judged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kept run, without aiperf's files, held against another."""
     parent = tmp_path_factory.mktemp("judged")
     run = Path(shutil.copytree(GOLDEN, parent / "run", ignore=shutil.ignore_patterns("trial-*")))
+    write_lock_anew(run)
     CONDITIONS.write(run, conditions_of_kept(run))
     write_baseline(run / "baseline.json", of_run(a_run(parent / "base")))
     gate.judge(run, gated(run, baseline="base", max_regression="5%"))

@@ -187,3 +187,34 @@ def test_beside_an_encoder_that_nobody_counts_a_pool_has_to_be_bounded(tmp_path:
     bounded = planned(kv={"max_tokens": 4096})
     assert bounded.engine_configs["agg"]["kv_cache_config"] == {"max_tokens": 4096}
     assert any(reason.startswith("no memory plan because its vision tower") for reason in bounded.reasons)
+
+
+def test_two_workers_of_a_gpu_count_their_weights_once_and_divide_the_rest() -> None:
+    """By hand: half of what one copy of the weights leaves, without the reserves of one worker, 0.9 of it for KV."""
+    machine = _machine(79)
+    (alone,) = _planned(machine).memory
+    (shared,) = _planned(machine, workers=2, share_weights=2).memory
+    assert (alone.engines, shared.engines) == (1, 2)
+    assert shared.weight_bytes == alone.weight_bytes > 15 * GIB
+    own = alone.context_bytes + alone.activation_bytes + alone.graph_bytes + alone.transfer_bytes
+    left = round(alone.pool_bytes / alone.fraction) + own  # of the GPU, beside the weights
+    assert shared.pool_bytes == pytest.approx(0.9 * (left // 2 - own), abs=4096)
+    assert 2 * shared.pool_bytes + shared.weight_bytes < H100_BYTES
+    text = "\n".join(describe_memory((shared,)))
+    assert f"  workers{'2':>21}  share the weights and divide the rest; of each:" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_shared_weights_that_leave_too_little_for_each_worker_are_refused_with_the_numbers() -> None:
+    with pytest.raises(
+        UsageError, match=r"weights 15.*GiB that 4 workers share.*4 workers divide what the weights leave"
+    ):
+        _planned(_machine(24), workers=4, share_weights=4)
+
+
+def test_on_a_cpu_shared_weights_are_counted_once_for_all_workers() -> None:
+    (alone,), (shared,) = (
+        _planned(Machine((), cpu_cores=4), model="synthetic:tiny", workers=2, **more).memory
+        for more in ({}, {"share_weights": 2})
+    )
+    assert (shared.engines, shared.weight_bytes, shared.pool_bytes) == (2, alone.weight_bytes, alone.pool_bytes)

@@ -18,7 +18,7 @@ from trtx.config.hosts import HostSpec, HostsSpec
 from trtx.errors import UsageError
 from trtx.topology import Gpu, Machine, Plan, plan_hosts, settle, with_roles
 from trtx.topology.host_placement import place_on_hosts
-from trtx.topology.workload import Worker
+from trtx.topology.workers import Worker
 
 
 @dataclass(frozen=True)

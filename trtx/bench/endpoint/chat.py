@@ -107,7 +107,7 @@ class WholeAnswerChat(ChatEndpoint):  # type: ignore[misc]  # aiperf is untyped 
 
 
 def _unread(answer: Answer, texts: int) -> str | None:
-    """Why aiperf can't time a complete answer in which it found ``texts`` events with text; None if it can."""
+    """Returns why aiperf can't time a complete answer in which it found ``texts`` events with text; None if it can."""
     if not texts and not answer.texts:
         return "no text" if answer.tokens is None else f"{answer.tokens} tokens without text"
     if texts < answer.texts:

@@ -52,7 +52,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class UnjudgedValue:
-    """Why a value can't be judged, and the verdict that follows."""
+    """The reason why a value can't be judged, and the verdict that follows."""
 
     verdict: Verdict
     reason: str

@@ -125,14 +125,14 @@ class CellSample:
         return tuple(metric.of(trial, self._devices(metric)) for trial in self._judged_trials)
 
     def lacks_device(self, metric: MetricColumn) -> str | None:
-        """Why the metric can't be computed for the requested kind of device; None if it can."""
+        """Returns why the metric can't be computed for the requested kind of device; None if it can."""
         if metric.device is None or self.device in (None, metric.device):
             return None
         asked, there = DEVICES[metric.device], DEVICES[self.device]
         return f"it is per {asked}, but the topology's number of {asked}s is not known; use {metric.metric.key(there)}"
 
     def lacks_readings(self, metric: MetricColumn) -> str | None:
-        """Why a metric of GPUs or of speculation is not known; None if it is known, and for other metrics."""
+        """Returns why a metric of GPUs or of speculation is not known; None if it is known, and for other metrics."""
         of = metric.metric.of if isinstance(metric.metric, PerDevice) else metric.metric
         if not isinstance(of, (GpuNumber, DraftNumber)) or None not in (self.value(metric), *self.values(metric)):
             return None

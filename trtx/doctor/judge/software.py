@@ -40,6 +40,8 @@ def judge_software(facts: Facts) -> Iterator[Check]:
     yield _tensorrt_llm(facts)
     if facts.tensorrt_llm is not None and needs_gpu(facts.tensorrt_llm):
         yield _mpi(software)
+    if facts.gpus.visible:
+        yield _cuda_bindings(software)
     yield _extra(software, "modelopt", "nvidia-modelopt", "quantize", "trtx build --quant")
     yield _extra(software, "lm-eval", "lm-eval", "eval", "trtx eval, and eval in a sweep,")
     yield _video(software)
@@ -186,6 +188,15 @@ def _extra(software: Software, row: str, name: str, extra: str, user: str) -> Ch
             wanted = str(requirement.specifier)
             return warning(row, package.version, wanted, f"pip install '{name}{wanted}'")
     return ok(row, package.version)
+
+
+def _cuda_bindings(software: Software) -> Check:
+    """Checks the package with which the torch engine allocates memory that it can release or share."""
+    package = software.packages.get("cuda-bindings")
+    if package is None:
+        needed = "not installed: sleep_config and --share-weights need it on a GPU (pip install cuda-bindings)"
+        return absent("cuda-bindings", needed)
+    return ok("cuda-bindings", package.version)
 
 
 def _video(software: Software) -> Check:

@@ -103,7 +103,7 @@ def _no_figure(found: TopologyFidelity) -> str:
 
 
 def why_no_interval(sequences: int) -> str:
-    """Why a metric over so many compared sequences has no interval."""
+    """Returns why a metric over so many compared sequences has no interval."""
     if sequences < FEWEST_SAMPLES:
         return f"{counted(sequences, 'sequence')} compared, too few for an interval; ask 10 prompts or more"
     return f"all {sequences} sequences say the same, which does not show how far off others may be"

@@ -229,7 +229,7 @@ def _mean(route: ComparedRoute, tolerance: Tolerance) -> CheckResult:
 
 
 def _doubt(tolerance: Tolerance, distance: float) -> str | None:
-    """Why a distance above that of identical runs may still be rounding; None: it can't be."""
+    """Returns why a distance above that of identical runs may still be rounding; None: it can't be."""
     widest = max(FLOOR.values())
     if tolerance.floor is not None or distance > widest:
         return None

@@ -80,7 +80,7 @@ def load_tasks(job: EvalJob, model: ServedModel) -> LoadedTasks:
 
 
 def _twice(task: str, one: str, other: str) -> str:
-    """Why a task is loaded twice. ``one`` and ``other`` are the names in ``--tasks`` that led to it."""
+    """Returns why a task is loaded twice. ``one`` and ``other`` are the names in ``--tasks`` that led to it."""
     if one == other:
         return "--tasks names it by two of its names; leave one of them out"
     groups = [name for name in (one, other) if name != task]

@@ -89,7 +89,7 @@ def _line_problems(text: str) -> Iterator[tuple[int, str]]:
 
 
 def problem_of_yaml(path: Path) -> str | None:
-    """Why a task's file is invalid; None if it is valid.
+    """Returns why a task's file is invalid; None if it is valid.
 
     lm-eval 0.4.13 skips a file that it can't read, and uses the last of two equal keys. Its tags, such as
     ``!function``, aren't checked.

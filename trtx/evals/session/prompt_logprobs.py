@@ -106,7 +106,7 @@ def _rows(told: list[Any], ids: list[int], count: int) -> list[dict[int, float]]
 
 
 def _problem(logprobs: list[float]) -> str | None:
-    """Why the values can't be log-probabilities; None if they can."""
+    """Returns why the values can't be log-probabilities; None if they can."""
     if not all(map(math.isfinite, logprobs)):
         return "a log-probability of the prompt is not a finite number"
     if (most := max(logprobs, default=0.0)) > _ABOVE_ZERO:

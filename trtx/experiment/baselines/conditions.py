@@ -18,7 +18,7 @@ from trtx.experiment.bench.spec import ExperimentSpec
 from trtx.experiment.left_out import left_out_of
 from trtx.experiment.scoring_spec import ScoringSpec
 from trtx.runs.forms import Deployment, Difference, Environment, LeftOut, MeasuredMode, Provenance
-from trtx.topology import Plan
+from trtx.topology import Plan, weight_engines
 
 _ROUTER = "--router-mode"
 _DETERMINISTIC = "--deterministic"
@@ -237,9 +237,13 @@ def _values(left_out: Mapping[str, Iterable[LeftOut]]) -> dict[str, dict[str, An
 
 
 def _sharing(plan: Plan) -> dict[str, int]:
-    """The number of encode workers that share another worker's GPU; empty without encode workers."""
+    """The number of encode workers that share another worker's GPU, and of workers that share a copy of the weights;
+    without encode workers, and without such a copy, it is left out.
+    """
     sharers = {one.name for worker in plan.workers for one in plan.sharers(worker)}
-    return {"encode_shared": len(sharers)} if "encode" in plan.expected_workers() else {}
+    engines = max(weight_engines(worker.argv) for worker in plan.workers)
+    encode = {"encode_shared": len(sharers)} if "encode" in plan.expected_workers() else {}
+    return encode | ({"share_weights": engines} if engines > 1 else {})
 
 
 def _router(plan: Plan) -> list[str]:

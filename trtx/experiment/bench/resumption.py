@@ -129,7 +129,7 @@ def missing_steps(recorded: Recorded[ExperimentSpec]) -> tuple[ScheduledStart, .
 
 
 def changed_files(recorded: Recorded[ExperimentSpec]) -> tuple[str, ...]:
-    """Why completed trials are measured again: one sentence for each changed file."""
+    """Returns why completed trials are measured again: one sentence for each changed file."""
     return tuple(
         sentence
         for label in recorded.spec.labels

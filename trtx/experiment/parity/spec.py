@@ -62,7 +62,9 @@ class ParitySpec(BaseModel):
         if bool(self.routes) == (self.attach is not None):
             raise ValueError("either routes or an attached server is compared; expected exactly one of them")
         if self.attach is None and (self.against or self.dtype):
-            raise ValueError("against and dtype belong to an attached server; expected attach")
+            raise ValueError(
+                "against and dtype have no effect without an attached server; add attach, or leave them out"
+            )
         if self.attach is not None and self.max_num_tokens is not None:
             raise ValueError("max_num_tokens belongs to the route chunked, but a server is attached; leave it out")
         if self.attach is not None and self.fault is not None:

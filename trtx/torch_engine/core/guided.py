@@ -110,6 +110,6 @@ class GuidedDecoding:
 
 
 def grammar_problem(sequence: Sequence) -> str | None:
-    """Why a guided sequence can't go on after a step, as a consequence of its request; None if it can."""
+    """Returns why a guided sequence can't go on after a step, as a consequence of its request; None if it can."""
     matcher = sequence.matcher
     return matcher.problem or None if matcher is not None else None

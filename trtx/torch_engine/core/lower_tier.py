@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class LowerTier(Protocol):
-    """The calls of a block pool to the tier below it."""
+    """The methods of a tier that the block pool above it calls."""
 
     def holds(self, name: bytes) -> bool:
         """Whether the tier has a copy of this content, or is making one."""

@@ -43,7 +43,7 @@ class TokenMatcher:
         self.is_complete = False
         """The text is complete and nothing may follow, not even an end token: found while the mask was computed."""
         self.problem = ""
-        """Why the sequence can't go on; for the client."""
+        """Returns why the sequence can't go on; for the client."""
         self.is_exhausted = False
         """The states that ``source`` may have are used up. All copies of it share them: see :meth:`restart`."""
         self._after, self._opens = plan.grammar.after, plan.grammar.opens
@@ -67,8 +67,8 @@ class TokenMatcher:
     def accept(self, token_id: int) -> bool:
         """Follows a sampled token that does not end the sequence by itself. Returns whether the text is complete.
 
-        Raises GrammarProblem for a token that the grammar excludes: a prefill worker has sampled it with another
-        grammar.
+        Raises GrammarProblem for a token that the grammar excludes. This happens if a prefill worker sampled the token
+        with another grammar.
         """
         self._num_tokens += 1
         may_open, self._opens = self._opens, None

@@ -23,7 +23,7 @@ MAX_TIME_STEP = 1e6
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingShortage:
-    """Why the rest of a prompt can't be computed for lack of a usable embedding.
+    """The reason why the rest of a prompt can't be computed for lack of a usable embedding.
 
     ``missing``: keys that were never put, or were dropped. ``is_failure``: the request did not cause it.
     """

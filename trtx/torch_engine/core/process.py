@@ -194,6 +194,7 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
             core.scheduler.max_batch_size,
             runner.vocab_size,
             runner.device_memory_bytes(),
+            runner.shared_weights,
         )
     )
     again = new_transport if transport is not None else None
@@ -268,6 +269,7 @@ def runner_args(args: LlmArgs) -> RunnerArgs:
         max_draft_len=spec.max_draft_len if spec is not None else 0,
         draft=draft,
         sleeps=args.sleep_config is not None,
+        weight_group=args.weight_group,
         keeps_weights=args.sleep_config is None or args.sleep_config.keeps_weights,
         cuda_graph_batch_sizes=tuple(graphs.batch_sizes) if graphs is not None and graphs.batch_sizes else None,
     )

@@ -66,7 +66,7 @@ class BlockPriorities:
         return retained.priority
 
     def take_expired(self) -> list[int]:
-        """Ends the priorities whose duration is over. Returns their blocks, which have the default from now on."""
+        """Resets the priorities whose duration has passed to the default, and returns their blocks."""
         if not self._ends:
             return []
         now = self._clock()

@@ -24,7 +24,7 @@ from trtx.torch_engine.core.prefill_budget import PromptPace
 from trtx.torch_engine.core.scheduled_step import Step
 from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
 from trtx.torch_engine.core.sequence import Sequence, State
-from trtx.torch_engine.core.sequence_checks import check_holding, check_media, check_waiting
+from trtx.torch_engine.core.sequence_invariants import check_holding, check_media, check_waiting
 from trtx.torch_engine.core.short_prompts import LOOKED_AT, left_to_short, most_of_short
 from trtx.torch_engine.core.speculation.speculation import Speculation
 

@@ -184,11 +184,11 @@ class Sequence:
 
     @property
     def emits_first_gen_tokens(self) -> bool:
-        """True until the prefill side's first tokens are taken over."""
+        """Whether the tokens that the prefill worker generated are still to be added to the output."""
         return bool(self.first_gen_tokens) and not self.output_token_ids
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """Known tokens at positions ``[start, end)``."""
+        """Returns the known tokens at positions ``[start, end)``."""
         prompt_length = len(self.prompt_token_ids)
         if end <= prompt_length:
             return self.prompt_token_ids[start:end]

@@ -128,8 +128,8 @@ class EmbeddingExports:
             blocks = self._arena.blocks.take(count)
         if blocks is None:
             raise NoRoom(
-                f"{self._arena.blocks.num_free * BLOCK_BYTES} bytes of the arena for NIXL are free; expected "
-                f"{tensor.nbytes}: try again"
+                f"an embedding of {tensor.nbytes} bytes does not fit into the NIXL arena, which has "
+                f"{self._arena.blocks.num_free * BLOCK_BYTES} bytes free; try again when others have been read"
             )
         try:
             self._arena.write(blocks, tensor)

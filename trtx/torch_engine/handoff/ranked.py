@@ -61,7 +61,7 @@ class RankReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvRanks:
-    """How the ranks of an engine split the KV heads. If KV is handed off, it also has the ranks besides rank 0."""
+    """The KV heads of each rank of an engine and, if it hands off KV, the readers on the ranks besides rank 0."""
 
     shares: HeadShares
     readers: Sequence[RankReader]

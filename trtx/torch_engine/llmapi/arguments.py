@@ -12,7 +12,7 @@ from trtx.config import schema
 from trtx.config.engine_uses import in_force_and_left_out
 from trtx.config.torch_fields import FieldRefusal, Unused, record_of, refused_fields
 from trtx.config.torch_limits import outside_limits
-from trtx.config.torch_together import conflict
+from trtx.config.torch_together import conflict, sharing_conflict
 from trtx.torch_engine.llm_args import (
     CacheTransceiverConfig,
     CudaGraphConfig,
@@ -21,6 +21,7 @@ from trtx.torch_engine.llm_args import (
     SchedulerConfig,
     SleepConfig,
     SpeculativeConfig,
+    WeightGroup,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,26 @@ def resolve_llm_args(model: str, arguments: Mapping[str, Any], role: Role = "agg
         raise ValueError(f"the torch engine's arguments: {problem}")
     _, left_out = in_force_and_left_out(plain, "torch", role, on_gpu=True)
     return args, {path: _because(path) for path in left_out}
+
+
+def resolve_weight_group(given: Mapping[str, Any] | None, arguments: Mapping[str, Any]) -> WeightGroup | None:
+    """Returns the group with which an engine of these ``arguments`` shares its weights.
+
+    Raises ValueError for an unsuitable group, and for arguments with which weights can't be shared.
+    """
+    if given is None:
+        return None
+    try:
+        group = msgspec.convert(dict(given), WeightGroup)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ValueError(f"weight_group: {error}; expected directory, name and engines") from error
+    if group.engines < 2 or not group.name or "/" in group.name or not group.directory:
+        raise ValueError(
+            f"weight_group is {dict(given)}; expected a directory, a name without slashes, and two or more engines"
+        )
+    if (problem := sharing_conflict({name: _plain(value) for name, value in arguments.items()})) is not None:
+        raise ValueError(f"weight_group: {problem}")
+    return group
 
 
 def _because(path: str) -> str:

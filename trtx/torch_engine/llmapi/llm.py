@@ -25,7 +25,7 @@ from trtx.text import (
     load_tokenizer,
 )
 from trtx.torch_engine.llm_args import LlmArgs
-from trtx.torch_engine.llmapi.arguments import resolve_llm_args
+from trtx.torch_engine.llmapi.arguments import resolve_llm_args, resolve_weight_group
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
 from trtx.torch_engine.llmapi.client import EngineClient
 from trtx.torch_engine.llmapi.disaggregated import DisaggregatedParams
@@ -59,6 +59,9 @@ class LLM(MemoryControls):
 
     ``deterministic`` is trtx's own argument: a request's tokens and log-probabilities are then bit-identical whatever
     else runs, and however its prompt's KV arrived: computed, cached or handed off.
+
+    ``weight_group`` is trtx's own too: ``{"directory": …, "name": …, "engines": 2}``, the fields of
+    :class:`trtx.torch_engine.llm_args.WeightGroup`, shares the weights with other engines of this host.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class LLM(MemoryControls):
         tokenizer_revision: str | None = None,
         batched_logits_processor: Any = None,
         deterministic: bool = False,
+        weight_group: Mapping[str, Any] | None = None,
         **llm_args: Any,
     ) -> None:
         given = {
@@ -97,6 +101,7 @@ class LLM(MemoryControls):
         self.args = replace(
             self.args,
             deterministic=typed(bool, deterministic, "deterministic"),
+            weight_group=resolve_weight_group(weight_group, given),
             grammar_tokenizer=grammar_tokenizer(path, tokenizer),
             grammar_end_ids=self._end_ids,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtx.errors import TrtxError
 from trtx.torch_engine.llmapi.request_errors import RequestError
-from trtx.torch_engine.messages import MEMORY_TAGS, MemoryTag, ReleaseMemory, ResumeMemory, UpdateWeights
+from trtx.torch_engine.messages import MEMORY_TAGS, MemoryTag, ReleaseMemory, ResumeMemory, SharedCopy, UpdateWeights
 
 if TYPE_CHECKING:
     from trtx.torch_engine.llmapi.client import EngineClient
@@ -24,6 +24,12 @@ class MemoryControls:
     """
 
     _client: EngineClient
+
+    @property
+    def shared_weights(self) -> SharedCopy | None:
+        """The weights that the engine shares with those of its ``weight_group``; None without one."""
+        shared: SharedCopy | None = self._client.ready.result().shared_weights
+        return shared
 
     def release(self, tags: Sequence[str] | None = None, *, timeout_s: float = DRAIN_SECONDS) -> None:
         """Releases the memory of ``tags``, ``kv_cache`` and ``model_weights``; None: both. Needs ``sleep_config``.

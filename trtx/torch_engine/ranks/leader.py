@@ -19,7 +19,7 @@ from trtx.torch_engine.device import resolve_device
 from trtx.torch_engine.drafting import DraftModel
 from trtx.torch_engine.handoff.head_share import HeadShares
 from trtx.torch_engine.handoff.ranked import KvRanks
-from trtx.torch_engine.messages import MemoryTag
+from trtx.torch_engine.messages import MemoryTag, SharedCopy
 from trtx.torch_engine.ranks.children import RankProcess, ReadingRank
 from trtx.torch_engine.ranks.group import DistributedGroup
 from trtx.torch_engine.ranks.host_copies import RankedBlockCopies
@@ -75,6 +75,7 @@ class LeadingRunner:
         self.paced_steps = own.paced_steps
         self.is_asynchronous = own.is_asynchronous
         self.masks = own.masks
+        self.shared_weights: SharedCopy | None = None
         # Of rank 0 alone: a plan has its guesses, so the other ranks verify them without it.
         self.draft_model: DraftModel | None = own.draft_model
 

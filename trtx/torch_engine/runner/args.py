@@ -14,6 +14,7 @@ from trtx.checkpoint.model_config import ModelConfig
 from trtx.config.torch_limits import LIMITS
 from trtx.config.torch_passes import DRAFT_PASS_SIZES, LARGE_PARAMETERS, PACED_STEPS, PASS_SIZES
 from trtx.errors import UsageError
+from trtx.torch_engine.llm_args import WeightGroup
 
 _BLOCK_SCALES_CUDA = (12, 9)
 _GRAPHS = "cuda_graph_config.batch_sizes"
@@ -77,6 +78,7 @@ class RunnerArgs:
     max_draft_len: int = 0  # most drafted tokens of a sequence that a step verifies
     draft: DraftArgs | None = None  # the draft model; None: drafts need no model
     sleeps: bool = False  # the memory of weights and KV pool can be released while the engine sleeps
+    weight_group: WeightGroup | None = None  # the weights are those of a group of engines; None: the runner's own
     keeps_weights: bool = True  # a sleeping engine's weights: a copy in host memory, or read again from the checkpoint
     # Token counts, ascending, to which forwards with prompt chunks are padded: one CUDA graph bucket each. (): no
     # padding.

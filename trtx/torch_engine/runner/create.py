@@ -41,10 +41,12 @@ from trtx.torch_engine.runner.runner_memory import RunnerMemory, WeightMemory
 from trtx.torch_engine.runner.same_model import read_same_config
 from trtx.torch_engine.runner.sampler import Sampler
 from trtx.torch_engine.runner.sampling.masks import TokenMasks
+from trtx.torch_engine.runner.shared_weights import SharedWeights, described
 from trtx.torch_engine.runner.slots import new_block_tables
 from trtx.torch_engine.runner.split import RankGroup, RankSplit, VocabularyMultiplier
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
-from trtx.torch_engine.runner.weights import DecoderWeights, load_weights
+from trtx.torch_engine.runner.weight_group import sole_start
+from trtx.torch_engine.runner.weights import DecoderWeights, admit_weights, load_weights
 
 _OVERLAPS = (9, 0)  # compute capability from which programmatic dependent launch is available
 
@@ -60,7 +62,12 @@ def create_runner(args: RunnerArgs, group: RankGroup | None = None) -> TorchRunn
         torch.set_num_threads(args.cpu_threads)
     device = resolve_device(args.device)
     try:
-        runner = _create(args, device, group)
+        if args.weight_group is not None:
+            with sole_start(args.weight_group):
+                runner = _create(args, device, group)
+                runner.memory.serve_weights()
+        else:
+            runner = _create(args, device, group)
         if args.draft is not None and runner.draft_model is None:
             small = _create(draft_runner_args(args, args.draft, runner.num_blocks), device, None)
             runner.draft_model = SmallModel(small)
@@ -98,8 +105,8 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         load = ExpertLoad(
             config.experts, device, padding_slot=args.max_batch_size, expert_ranks=args.moe_expert_parallel_size
         )
-    weights = load_weights(
-        args.model_dir, config, device=device, dtype=dtype, scaled_products=scaled, multiplier=multiplier,
+    load_on = partial(
+        load_weights, args.model_dir, config, dtype=dtype, scaled_products=scaled, multiplier=multiplier,
         experts=_experts(args, config, multiplier, device, overlaps=overlaps), split=split, load=load,
     )  # fmt: skip
 
@@ -111,16 +118,31 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
             scaled_products=scaled, multiplier=multiplier, copied_to=device, split=share,
         )  # fmt: skip
 
-    movable = WeightMemory(weights, args.model_dir, read_weights)
-    if args.sleeps:
-        movable.move_to_regions(keeps_copy=args.keeps_weights)
+    shared = None
+    if args.weight_group is not None:
+        made_from = described(args.model_dir, device, dtype, scaled_products=scaled)
+        shared = SharedWeights(
+            args.weight_group, made_from, device, partial(load_on, device=torch.device("meta"), copied_to=device)
+        )
+    if shared is not None and shared.weights is not None:
+        weights = shared.weights
+        admit_weights(weights, multiplier)
+        movable = WeightMemory(weights, args.model_dir, read_weights, shared)
+    else:
+        weights = load_on(device=device)
+        movable = WeightMemory(weights, args.model_dir, read_weights, shared)
+        if args.sleeps or shared is not None:
+            movable.move_to_regions(keeps_copy=args.keeps_weights)
     geometry = KvGeometry(
         layer_groups(config.windows or (None,) * config.num_layers, config.num_kv_heads, config.head_dim),
         args.tokens_per_block, cached,
         scales_name(weights.kv_scales) if cached == FP8_DTYPE else "",
         _arithmetic(device, computed, split) if args.deterministic else "",
     )  # fmt: skip
-    num_blocks = num_kv_blocks(args, config, geometry, device=device, dtype=dtype, draft=draft_needs)
+    num_blocks = num_kv_blocks(
+        args, config, geometry, device=device, dtype=dtype, draft=draft_needs,
+        pools_to_come=shared.pools_to_come if shared is not None else 1,
+    )  # fmt: skip
     num_blocks = num_blocks if group is None else group.smallest(num_blocks)
     region, pool = _kv_pool(num_blocks, geometry, device, sleeps=args.sleeps)
     tables = new_block_tables(
@@ -152,7 +174,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         few_tokens=few_tokens,
         features=parts.features if parts is not None else None,
         load=load,
-        embedding_scale=config.gemma3.embedding_scale if config.gemma3 else None,
+        embedding_scale=config.embedding_scale,
     )
     masks = None
     if args.guided:

@@ -30,5 +30,5 @@ def draft_runner_args(args: RunnerArgs, draft: DraftArgs, num_blocks: int) -> Ru
     return replace(
         args, model_dir=find_draft(draft.model, draft.kind), draft=None, num_blocks=num_blocks, max_tokens=None,
         kv_dtype="auto", guided=False, deterministic=False, merges_passes=True, pass_sizes=None, cpu_threads=None,
-        moe_expert_parallel_size=1,
+        moe_expert_parallel_size=1, weight_group=None,
     )  # fmt: skip

@@ -102,7 +102,7 @@ class CpuBlockCopies:
 
 @dataclass(slots=True)
 class CudaCopy:
-    """Copies between two events of a stream."""
+    """Copies that were launched together on a stream: two CUDA events show when they began and ended."""
 
     began: torch.cuda.Event = field(default_factory=lambda: torch.cuda.Event(enable_timing=True))
     ended: torch.cuda.Event = field(default_factory=lambda: torch.cuda.Event(enable_timing=True))

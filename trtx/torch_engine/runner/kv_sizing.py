@@ -20,10 +20,12 @@ def num_kv_blocks(
     device: torch.device,
     dtype: torch.dtype,
     draft: DraftMemory = NO_DRAFT_MODEL,
+    pools_to_come: int = 1,
 ) -> int:
     """Returns the number of KV blocks. Call it once the weights are on the device; ``dtype`` is the activations'.
 
-    ``draft``: memory of a draft model that is not on the device yet.
+    ``draft``: memory of a draft model that is not on the device yet. ``pools_to_come``: the number of engines that
+    divide the free memory of the device, with this one.
 
     Raises UsageError if not even one block fits.
     """
@@ -32,7 +34,7 @@ def num_kv_blocks(
         blocks, limit = args.num_blocks, f"num_blocks is {args.num_blocks}"
     else:
         if device.type == "cuda":
-            room = _gpu_room(args, config, device, dtype, draft.fixed_bytes)
+            room = _gpu_room(args, config, device, dtype, draft.fixed_bytes, pools_to_come)
         else:
             room = cpu_pool_room(groups * geometry.block_bytes, geometry.tokens_per_block)
         block_bytes = geometry.block_bytes + draft.token_bytes * geometry.tokens_per_block
@@ -50,7 +52,14 @@ def num_kv_blocks(
     return blocks
 
 
-def _gpu_room(args: RunnerArgs, config: ModelConfig, device: torch.device, dtype: torch.dtype, draft_bytes: int) -> int:
+def _gpu_room(
+    args: RunnerArgs,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    draft_bytes: int,
+    pools_to_come: int,
+) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
@@ -62,4 +71,4 @@ def _gpu_room(args: RunnerArgs, config: ModelConfig, device: torch.device, dtype
         scaled_products=products_on(device, dtype_name(dtype)),
         max_draft_len=args.max_draft_len,
     )
-    return pool_room(free - activations - draft_bytes - RESERVE_BYTES, args.free_gpu_memory_fraction)
+    return pool_room(free // pools_to_come - activations - draft_bytes - RESERVE_BYTES, args.free_gpu_memory_fraction)

@@ -55,6 +55,9 @@ class Linear(Protocol):
         Otherwise x is float8_e4m3fn, and this float32 scalar is its dequantization scale.
         """
 
+    def admit(self) -> None:
+        """Announces the weight to its GEMM backend, once before its use. Raises UsageError if that can't use it."""
+
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
@@ -73,6 +76,9 @@ class PlainLinear:
     @property
     def input_scale(self) -> None:
         return None
+
+    def admit(self) -> None:
+        self.multiplier.admit(self.weight, self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.multiplier(x if self.prepare is None else self.prepare(x), self.weight, self.bias)

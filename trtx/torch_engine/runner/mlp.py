@@ -34,6 +34,9 @@ class LayerMlp(Protocol):
     def input_scale(self) -> Tensor | None:
         """As :attr:`trtx.torch_engine.runner.linear.Linear.input_scale`."""
 
+    def admit(self) -> None:
+        """As :meth:`trtx.torch_engine.runner.linear.Linear.admit`, for all weights."""
+
     def __call__(self, x: Tensor, kernels: GatedActivation) -> Tensor: ...
 
 
@@ -46,6 +49,10 @@ class DenseMlp:
     @property
     def input_scale(self) -> Tensor | None:
         return self.gate_up.input_scale
+
+    def admit(self) -> None:
+        self.gate_up.admit()
+        self.down.admit()
 
     def __call__(self, x: Tensor, kernels: GatedActivation) -> Tensor:
         gate = kernels.gelu_and_mul if self.gates_with_gelu else kernels.silu_and_mul
@@ -114,6 +121,9 @@ class ExpertMlp:
     @property
     def input_scale(self) -> None:
         return None
+
+    def admit(self) -> None:
+        self.backend.admit(self.weights)
 
     def __call__(self, x: Tensor, kernels: GatedActivation) -> Tensor:
         return self.backend(x, self.weights, kernels)

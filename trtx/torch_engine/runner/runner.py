@@ -20,7 +20,7 @@ from trtx.ipc.shared_tensor import SharedTensor
 from trtx.torch_engine.device import device_memory_bytes
 from trtx.torch_engine.drafting import DraftModel
 from trtx.torch_engine.kv_layout import KvGeometry
-from trtx.torch_engine.messages import MemoryTag
+from trtx.torch_engine.messages import MemoryTag, SharedCopy
 from trtx.torch_engine.runner.args import Passes
 from trtx.torch_engine.runner.decoder import Decoder
 from trtx.torch_engine.runner.embeddings import EmbeddingLoader
@@ -101,6 +101,12 @@ class TorchRunner:
     def expert_balance(self) -> ExpertBalance | None:
         """See :class:`trtx.torch_engine.step.ModelRunner`."""
         return None if self._load is None else self._load.balance
+
+    @property
+    def shared_weights(self) -> SharedCopy | None:
+        """See :class:`trtx.torch_engine.step.ModelRunner`."""
+        shared = self.memory.shared_weights
+        return None if shared is None else SharedCopy(shared.num_bytes, shared.mapped_from)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> TorchStep:

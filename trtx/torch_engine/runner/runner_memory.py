@@ -20,6 +20,7 @@ from trtx.errors import UsageError
 from trtx.torch_engine.messages import MemoryTag
 from trtx.torch_engine.runner.cuda_regions import OutOfDeviceMemory
 from trtx.torch_engine.runner.regions import Region, open_region
+from trtx.torch_engine.runner.shared_weights import SharedWeights
 from trtx.torch_engine.runner.weight_tensors import named_weights
 from trtx.torch_engine.runner.weights import DecoderWeights
 
@@ -42,8 +43,12 @@ class NewWeights:
 class WeightMemory:
     """A decoder's weights, with the source from which they are restored and updated."""
 
-    def __init__(self, weights: DecoderWeights, model_dir: Path, read: ReadWeights) -> None:
+    def __init__(
+        self, weights: DecoderWeights, model_dir: Path, read: ReadWeights, shared: SharedWeights | None = None
+    ) -> None:
+        """``shared``: the memory that this engine shares with others; it belongs to this object then."""
         self.weights = weights
+        self.shared = shared
         self._tensors = named_weights(weights)
         self._device = weights.embedding.device
         self._source = model_dir
@@ -54,8 +59,8 @@ class WeightMemory:
         self._keeps_copy = False
         self.is_released = False
 
-    def move_to_regions(self, *, keeps_copy: bool) -> None:
-        """Moves the weights into regions, so that their memory can be released.
+    def move_to_regions(self, *, keeps_copy: bool = False) -> None:
+        """Moves the weights into regions, so that their memory can be released, or mapped by other engines.
 
         ``keeps_copy``: weights are restored from a copy in host memory, which the first :meth:`release` makes and which
         is pinned on a GPU; without it, from the checkpoint.
@@ -65,31 +70,36 @@ class WeightMemory:
         for name, tensor in self._tensors.items():
             aliases.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
         group: list[list[str]] = []
-        size = 0
+        size = index = 0
         for names in aliases.values():
             num_bytes = _aligned(self._tensors[names[0]].untyped_storage().nbytes())
             if group and size + num_bytes > _REGION_BYTES:
-                self._fill_region(group, size)
-                group, size = [], 0
+                self._fill_region(index, group, size)
+                group, size, index = [], 0, index + 1
             group.append(names)
             size += num_bytes
-        self._fill_region(group, size)
+        self._fill_region(index, group, size)
 
-    def _fill_region(self, group: list[list[str]], num_bytes: int) -> None:
-        region, begin = open_region(num_bytes, self._device), 0
-        target = region.bytes.untyped_storage()
+    def _new_region(self, num_bytes: int) -> Tensor:
+        if self.shared is not None:
+            return self.shared.new_region(num_bytes, self._device).bytes
+        self._regions.append(region := open_region(num_bytes, self._device))
+        return region.bytes
+
+    def _fill_region(self, index: int, group: list[list[str]], num_bytes: int) -> None:
+        contents = self._new_region(num_bytes)
+        begin, target = 0, contents.untyped_storage()
         for names in group:
             source = self._tensors[names[0]].untyped_storage()
             count = source.nbytes()
             whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(source, 0, (count,), (1,))
-            region.bytes[begin : begin + count].copy_(whole)
+            contents[begin : begin + count].copy_(whole)
             for name in names:
                 tensor = self._tensors[name]
                 offset = begin // tensor.element_size() + tensor.storage_offset()
                 tensor.set_(target, offset, tensor.shape, tensor.stride())
-                self._region_of[name] = len(self._regions)
+                self._region_of[name] = index
             begin += _aligned(count)
-        self._regions.append(region)
         del source, whole
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -127,6 +137,11 @@ class WeightMemory:
 
         Raises UsageError for any other checkpoint and for values that are not finite.
         """
+        if self.shared is not None:
+            raise UsageError(
+                "the weights are shared with other engines, which would answer with the new ones too; start the "
+                f"topology with {model_dir}, or without --share-weights"
+            )
         values = self._read_same(model_dir)
         if (wrong := next((name for name, value in values.items() if not _is_finite(value)), None)) is not None:
             raise UsageError(
@@ -147,10 +162,17 @@ class WeightMemory:
         self._source = new.model_dir
 
     def close(self) -> None:
+        if self.shared is not None:
+            self.shared.close()
         if self._copy is not None:
             self._copy.close()
         for region in self._regions:
             region.close()
+
+    def serve(self) -> None:
+        """Offers shared weights to the other engines of the group. Call it once the runner is complete."""
+        if self.shared is not None:
+            self.shared.serve(self._tensors, self._region_of)
 
     def _read_same(self, model_dir: Path) -> dict[str, Tensor]:
         read = named_weights(self._read(model_dir))
@@ -298,6 +320,14 @@ class RunnerMemory:
     @torch.inference_mode()
     def replace_weights(self, new: NewWeights) -> None:
         self._weights.replace(new)
+
+    def serve_weights(self) -> None:
+        """As :meth:`WeightMemory.serve`."""
+        self._weights.serve()
+
+    @property
+    def shared_weights(self) -> SharedWeights | None:
+        return self._weights.shared
 
     def close(self) -> None:
         """Frees all regions; the runner's tensors must not be used afterwards."""

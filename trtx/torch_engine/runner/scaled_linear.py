@@ -34,15 +34,22 @@ class ScaledLinear:
         """``weight`` float8_e4m3fn [rows, columns], multiples of 16.
 
         ``row_scales`` float32 [rows], since the merged parts of a weight may have different scales. ``input_scale``
-        float32 scalar.
+        float32 scalar. Without values (on the device ``meta``), each row is assumed to have a scale of its own.
         """
         self.input_scale = input_scale
         self._columns = weight.t()
         self._bias = bias
         self._dtype = dtype
-        self._has_one_scale = bool((row_scales == row_scales[0]).all())
+        has_one_scale = not row_scales.is_meta and bool((row_scales == row_scales[0]).all())
         # With a scale for each row of the weight, x needs scales too: they are ones, and x's scale is in the weight's.
-        self._scales = row_scales[0].clone() if self._has_one_scale else (row_scales * input_scale)[None]
+        self._scales = row_scales[0].clone() if has_one_scale else (row_scales * input_scale)[None]
+
+    @property
+    def _has_one_scale(self) -> bool:
+        return self._scales.ndim == 0
+
+    def admit(self) -> None:
+        return None
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch._scaled_mm(
@@ -71,6 +78,9 @@ class RowScaledLinear:
         self._bias = bias
         self._dtype = dtype
         self._quantize = quantizer(ROW_SCALES, weight.device)
+
+    def admit(self) -> None:
+        return None
 
     def __call__(self, x: Tensor) -> Tensor:
         values, scales = self._quantize(x)
@@ -103,6 +113,9 @@ class BlockScaledLinear:
         self._bias = bias
         self._dtype = dtype
         self._quantize = quantizer(BLOCK_SCALES, weight.device)
+
+    def admit(self) -> None:
+        return None
 
     def __call__(self, x: Tensor) -> Tensor:
         values, scales = self._quantize(x)

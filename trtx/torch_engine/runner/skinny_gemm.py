@@ -114,7 +114,7 @@ def few_rows_product(
         )
         return
     if norm is not None:
-        raise ValueError("several rows are normalised before their product, not in it")
+        raise ValueError("a norm is fused into a matmul of one row only; normalise several rows before the matmul")
     part_width = triton.cdiv(triton.cdiv(width, tile.width), tile.parts) * tile.width
     few_rows_kernel[(programs, tile.parts)](
         x, weight, bias, residual, out, workspace.partial, workspace.arrived,
@@ -221,7 +221,13 @@ def can_fuse(weights: DecoderWeights) -> bool:
         isinstance(linear, PlainLinear) and linear.prepare is None and _fits(linear.weight)
         for layer in weights.layers
         for linear in _linears(layer)
-    ) and all(layer.output_norm is None for layer in weights.layers)
+    ) and all(_has_common_arithmetic(layer) for layer in weights.layers)
+
+
+def _has_common_arithmetic(layer: LayerWeights) -> bool:
+    """Whether a layer has only two norms, weighted in the activations' dtype, and gates with SiLU."""
+    gates_with_gelu = isinstance(layer.mlp, DenseMlp) and layer.mlp.gates_with_gelu
+    return layer.output_norm is None and layer.input_norm.dtype != torch.float32 and not gates_with_gelu
 
 
 def _fits(weight: Tensor) -> bool:

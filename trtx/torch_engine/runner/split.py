@@ -107,6 +107,9 @@ class SummedLinear:
     def input_scale(self) -> Tensor | None:
         return self.partial.input_scale
 
+    def admit(self) -> None:
+        self.partial.admit()
+
     def __call__(self, x: Tensor) -> Tensor:
         return self.group.add(self.partial(x))
 

@@ -35,8 +35,8 @@ def tensors_of(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields the expected tensors one at a time on ``device``, in the format's dtype if it has one, else in ``dtype``.
 
-    ``drawn_on``: the device that draws the values of a checkpoint without weights; None: ``device``. Raises UsageError
-    for a missing, misshapen, unexpected or unreadable tensor.
+    ``drawn_on``: the device that draws the values of a checkpoint without weights; None: ``device``. On ``meta`` none
+    are drawn. Raises UsageError for a missing, misshapen, unexpected or unreadable tensor.
     """
     files = weight_files(model_dir)
     check_weights(model_dir, files)
@@ -44,6 +44,8 @@ def tensors_of(
         return _stored(files, expected, config, model_dir, device, dtype)
     if config.synthetic_seed is None:
         raise UsageError(without_weights(model_dir))
+    if device.type == "meta":
+        return ((name, torch.empty(wanted.shape, device=device, dtype=dtype)) for name, wanted in expected.items())
     drawn = _drawn(expected, config, drawn_on or device, dtype)
     return ((name, value.to(device)) for name, value in drawn)
 
@@ -84,8 +86,8 @@ def _stored(
             if name.endswith("rotary_emb.inv_freq") or (name == HEAD and config.tied_head):
                 continue
             raise UsageError(
-                f"{model_dir} holds the tensor {stored_as}, but by {described} a {config.architecture} has no such "
-                f"tensor; expected {_alternative(name)}"
+                f"{model_dir} holds the tensor {stored_as}, but according to {described} a {config.architecture} "
+                f"has no such tensor; expected {_alternative(name)}"
             )
         value, wanted = read(), expected[name]
         if misfit := wanted.misfit(tuple(value.shape), _name(value.dtype)):
@@ -157,7 +159,7 @@ def _drawn(
             continue
         value = torch.empty(wanted.shape, device=device, dtype=dtype)
         if "norm" in name:
-            yield name, value.fill_(1.0 if config.gemma3 is None else 0.0)  # Gemma 3 multiplies by 1 plus the weight
+            yield name, value.fill_(0.0 if config.arithmetic.norm_adds_one else 1.0)
         else:
             yield name, value.normal_(0.0, config.synthetic_std, generator=generator)
 

@@ -36,11 +36,9 @@ class _InvariantLinear:
         self._weight = weight
         self._bias = bias
         self._product = product
-        if weight.is_cuda:  # else the values are only copied to a GPU
-            self.admit()
 
     def admit(self) -> None:
-        """Tests the tilings: see :meth:`InvariantMultiplier.admit`. Done at once on a GPU."""
+        """Tests the tilings: see :meth:`InvariantMultiplier.admit`."""
         self._product.admit(self._weight, self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -105,8 +105,8 @@ def load_weights(
     ``split``: ``config`` is one rank's share of the model; only that share stays on the device. Quantized weights are
     dequantized one by one, so that at most one is in memory twice; each expert's weight is copied to its place when it
     is read. ``copied_to``: the device that will get a copy of the weights. No backend computes with the weights on
-    ``device`` then. ``load``: counts the tokens of experts. Raises UsageError for a missing, misshapen or unreadable
-    tensor.
+    ``device`` then. On the device ``meta``, the weights have their forms, but no values. ``load``: counts the tokens of
+    experts. Raises UsageError for a missing, misshapen or unreadable tensor.
     """
     whole = split.whole if split is not None else config
     check_quantized_tensors(model_dir, whole)
@@ -118,7 +118,7 @@ def load_weights(
     if split is not None:
         experts = split.summed_experts(experts)
     loader = _Loader(config, tensors, dtype, scaled_products, multiplier, experts, split)
-    loader.is_used, loader.load = copied_to is None, load
+    loader.load = load
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.layer(index))
@@ -127,8 +127,6 @@ def load_weights(
     embedding = tensors.pop(EMBEDDING)
     tied = embedding if split is None else split.head(embedding)
     head = tied if config.tied_head else tensors.pop(HEAD)
-    if loader.is_used:
-        multiplier.admit(head)
     is_mxfp4 = config.experts is not None and config.experts.is_mxfp4
     if device.type == "cuda" and (loader.num_dequantized or is_mxfp4):
         log.warning(
@@ -137,7 +135,22 @@ def load_weights(
             MXFP4 if is_mxfp4 else config.quantization and config.quantization.algorithm,
             dtype,
         )
-    return DecoderWeights(embedding, tuple(layers), loader.norm(FINAL_NORM), head, loader.kv_scales(device))
+    weights = DecoderWeights(embedding, tuple(layers), loader.norm(FINAL_NORM), head, loader.kv_scales(device))
+    if copied_to is None:
+        admit_weights(weights, multiplier)
+    return weights
+
+
+def admit_weights(weights: DecoderWeights, multiplier: Multiplier) -> None:
+    """Announces all weights to the backends that compute with them, once before their use.
+
+    ``multiplier``: that of the head. Raises UsageError for a weight that a backend can't compute with.
+    """
+    for layer in weights.layers:
+        layer.qkv.admit()
+        layer.output.admit()
+        layer.mlp.admit()
+    multiplier.admit(weights.head)
 
 
 def _stacked(tensors: Iterator[tuple[str, Tensor]], config: ModelConfig, experts: ExpertConfig) -> dict[str, Tensor]:
@@ -176,13 +189,13 @@ class _Loader:
         self._experts = experts
         self.num_dequantized = 0
         self.load: ExpertLoad | None = None
-        self.is_used = True  # False: no backend computes with these weights, so none has to admit them
 
     def layer(self, index: int) -> LayerWeights:
         at, config = f"model.layers.{index}", self._config
         products = layer_products(config, index)
         names = ["post_attention_layernorm"]
-        if config.gemma3 is not None:
+        has_output_norms = config.arithmetic.has_output_norms
+        if has_output_norms:
             names = ["pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"]
         norms = [self.norm(f"{at}.{name}.weight") for name in names]
         q_norm = k_norm = None
@@ -199,24 +212,21 @@ class _Loader:
             mlp_norm=norms[0],
             mlp=self._mlp(index, products),
             sinks=self._tensors.pop(sinks_name(index)) if config.has_sinks else None,
-            output_norm=norms[1] if config.gemma3 is not None else None,
-            mlp_output_norm=norms[2] if config.gemma3 is not None else None,
+            output_norm=norms[1] if has_output_norms else None,
+            mlp_output_norm=norms[2] if has_output_norms else None,
         )
 
     def norm(self, name: str) -> Tensor:
-        """Returns a norm's weight: as stored or, for Gemma 3, 1 plus the stored one, in float32."""
+        """Returns a norm's weight: as stored or, if the model adds 1 to it, the sum in float32."""
         weight = self._tensors.pop(name)
-        return weight if self._config.gemma3 is None else 1.0 + weight.float()
+        return 1.0 + weight.float() if self._config.arithmetic.norm_adds_one else weight
 
     def _mlp(self, index: int, products: dict[str, Product]) -> LayerMlp:
         experts = self._config.layer_experts(index)
         if experts is None:
             gate_up, down = self._linear(products["gate_up"]), self._summed(products["down"])
-            return DenseMlp(gate_up, down, gates_with_gelu=self._config.gemma3 is not None)
-        weights = self._expert_weights(index, experts)
-        if self.is_used:
-            self._experts.admit(weights)
-        return ExpertMlp(weights, self._experts)
+            return DenseMlp(gate_up, down, gates_with_gelu=self._config.arithmetic.gates_with_gelu)
+        return ExpertMlp(self._expert_weights(index, experts), self._experts)
 
     def _expert_weights(self, index: int, experts: ExpertConfig) -> ExpertWeights:
         take, products = self._tensors.pop, expert_products(self._config, index)
@@ -263,12 +273,12 @@ class _Loader:
         return found
 
     def kv_scales(self, device: torch.device) -> Tensor:
-        one = torch.ones((), device=device)
-        pairs = [
-            torch.stack([self._tensors.pop(name, one) for name in kv_scale_names(index)])
-            for index in range(self._config.num_layers)
-        ]
-        return torch.stack(pairs)
+        found = torch.ones(self._config.num_layers, 2, device=device)
+        for index in range(self._config.num_layers):
+            for place, name in enumerate(kv_scale_names(index)):
+                if name in self._tensors:
+                    found[index, place].copy_(self._tensors.pop(name))
+        return found
 
     def _summed(self, product: Product) -> Linear:
         """Returns a matmul whose input the ranks have split."""
@@ -319,10 +329,12 @@ class _Loader:
         return SCALED_LINEARS[product](**arguments)
 
     def _plain(self, weight: Tensor, bias: Tensor | None, prepare: Prepare | None = None) -> PlainLinear:
-        if self.is_used:
-            self._multiplier.admit(weight, bias)
         return PlainLinear(weight, bias, prepare, self._multiplier)
 
 
 def _merged(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(parts) == 1:
+        return parts[0]
+    if parts[0].is_meta:  # there, torch.cat and torch.stack import torch's compiler: 75 MB, a second (torch 2.11)
+        return parts[0].new_empty(sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    return torch.cat(parts)

@@ -105,8 +105,8 @@ def _fill(model: PreTrainedModel, model_dir: Path, config: ModelConfig) -> None:
             if name.endswith("position_ids"):  # a buffer that old releases stored and new ones compute
                 continue
             raise UsageError(
-                f"{model_dir} holds the tensor {stored_as}, but by its config.json the vision tower of "
-                f"{config.architecture} has no such tensor; expected the config.json of these weights"
+                f"{model_dir} holds the tensor {stored_as}, but according to its config.json the vision "
+                f"tower of {config.architecture} has no such tensor; expected the config.json of these weights"
             )
         value, own = read(), wanted[name]
         if value.shape != own.shape or value.dtype not in _FLOATS:

@@ -224,8 +224,9 @@ def _guided(request: WorkerRequest, loaded: LoadedEngine) -> dict[str, Any]:
 
 
 def _processed(request: WorkerRequest, loaded: LoadedEngine) -> dict[str, Any]:
-    """The logits processors as keyword argument of SamplingParams. Only ``forced_text`` can set one, because no request
-    can name any.
+    """The logits processors as keyword argument of SamplingParams.
+
+    Only ``dynamo_test_hook`` can set one, because no request can name any.
     """
     if loaded.forced_text is None:
         return {}

@@ -139,6 +139,19 @@ EXPERT_IMBALANCE = _family(
     when=_EXPERTS,
 )
 
+# --- weights ---
+
+SHARED_WEIGHTS = _family(
+    "gauge",
+    "trtx_shared_weight_bytes",
+    "bytes",
+    "Weights that the worker shares with others on its device, by how it got them: loaded, or mapped from another "
+    "worker. Each of them reports the same copy.",
+    "source",
+    by=TEXT_ROLES,
+    when=f"{_TORCH}, if the topology has --share-weights",
+)
+
 # --- structured output ---
 
 GRAMMAR_LOOKUPS = _family(

@@ -20,6 +20,7 @@ import torch
 
 from trtx.torch_engine.handoff import FailedRead, FinishedRead, LayoutMismatch, PeerGone, TransportEvents
 from trtx.torch_engine.kv_layout import KvGeometry, LayerGroup
+from trtx.torch_engine.messages import SharedCopy
 from trtx.torch_engine.ranks.host_copies import CopyEnded, CopyOrder, FollowedCopies
 from trtx.torch_engine.step import FROM_SLOT, Batch, ExpertBalance, LogitsEdit, Sampled
 
@@ -117,6 +118,7 @@ class OracleRunner:
         self.is_asynchronous = True
         self.graph_misses: int | None = None
         self.expert_balance: ExpertBalance | None = None
+        self.shared_weights: SharedCopy | None = None
         self.masks = masks
         self.pool: Any = None
         self.bad_token = bad_token

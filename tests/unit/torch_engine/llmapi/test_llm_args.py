@@ -39,13 +39,18 @@ def test_tensorrt_llms_names_are_taken() -> None:
 
 def test_what_the_plan_takes_for_honoured_is_what_the_engine_has_arguments_for() -> None:
     given = {field.name for field in fields(LlmArgs)} | {"tokenizer"}  # which the LLM takes itself
-    given -= {"deterministic", "grammar_tokenizer", "grammar_end_ids"}  # which are no engine config's: below
+    given -= {
+        "deterministic",
+        "grammar_tokenizer",
+        "grammar_end_ids",
+        "weight_group",
+    }  # which are no engine config's: below
     honoured = {path for path, one in FIELDS.items() if isinstance(one, Honoured)}
     own = {f"{name}.{field.name}" for name, model in NESTED.items() for field in fields(model)}
     assert honoured == (given - NESTED.keys() - REFUSED.keys()) | own
 
 
-@pytest.mark.parametrize("name", ["deterministic", "grammar_tokenizer", "grammar_end_ids"])
+@pytest.mark.parametrize("name", ["deterministic", "grammar_tokenizer", "grammar_end_ids", "weight_group"])
 def test_what_the_llm_says_itself_is_no_field_of_an_engine_config(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         resolve_llm_args("m", {name: True})

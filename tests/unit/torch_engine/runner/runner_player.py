@@ -76,6 +76,9 @@ def build(family: str, **changes: Any) -> PreTrainedModel:
     }
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(configs[family]()).float().eval()
+    for module in model.modules():
+        if hasattr(module, "limit"):  # of gpt-oss: transformers 5.17 does not read the field
+            module.limit = model.config.swiglu_limit
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "sinks" in name:

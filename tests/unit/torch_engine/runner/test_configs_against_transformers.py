@@ -55,8 +55,9 @@ def base(architecture: str) -> dict[str, Any]:
         **EXPERTS[KNOWN_FAMILIES[architecture].experts], "architectures": [architecture],
         "model_type": FAMILIES[architecture], "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 50.0,
-        "tie_word_embeddings": False, "dtype": "float32", **(GEMMA3 if KNOWN_FAMILIES[architecture].is_gemma3 else {}),
+        "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 50.0,
+        "hidden_act": KNOWN_FAMILIES[architecture].defaults.get("hidden_act", "silu"), "tie_word_embeddings": False,
+        "dtype": "float32", **(GEMMA3 if KNOWN_FAMILIES[architecture].is_gemma3 else {}),
     }  # fmt: skip
 
 
@@ -95,8 +96,8 @@ class Checkpoints:
         except UsageError as refusal:
             pytest.fail(
                 f"trtx accepts the config {config}, and refuses the weights that transformers' model of it has; "
-                f"correct the row of {config['architectures'][0]} in trtx/checkpoint/families.py (qkv_bias, qk_norm), "
-                f"or what trtx/checkpoint/model_config.py makes of it: {refusal}"
+                f"correct the row of {config['architectures'][0]} in trtx/checkpoint/families.py (qkv_bias, qk_norm, "
+                f"arithmetic), or what trtx/checkpoint/model_config.py makes of it: {refusal}"
             )
         player = Player(runner)
         playing = player.add(prompt, room=COUNT, sampling=SamplingParams(prompt_logprobs=1))
@@ -107,8 +108,12 @@ class Checkpoints:
         entries = playing.results[0].prompt_logprobs or []
         found = [entry[token].logprob for entry, token in zip(entries, prompt[1:], strict=True)]
         wanted = expected[:-1].gather(1, sequence[0, 1:, None])[: PROMPT - 1, 0].tolist()
-        assert found == pytest.approx(wanted, abs=2e-3), config
-        assert playing.output == expected[PROMPT - 1 : -1].argmax(dim=-1).tolist(), config
+        differing = (
+            f"trtx and transformers compute other values with the config {config}; correct arithmetic, qk_norm, theta "
+            f"or window in the row of {config['architectures'][0]} in trtx/checkpoint/families.py"
+        )
+        assert found == pytest.approx(wanted, abs=2e-3), differing
+        assert playing.output == expected[PROMPT - 1 : -1].argmax(dim=-1).tolist(), differing
         return None
 
     @staticmethod
@@ -239,7 +244,7 @@ def test_what_is_accepted_means_what_it_means_to_transformers(
     found = checkpoints.check(base(architecture) | changes)
     assert (found is not None) == refused, (
         f"{changes}: {found or 'accepted'}; correct the row of {architecture} in FAMILIES of "
-        "trtx/checkpoint/families.py, or add this change to its row of REFUSED"
+        f"trtx/checkpoint/families.py, or add this change to its row of REFUSED in {Path(__file__).name}"
     )
 
 

@@ -79,6 +79,6 @@ def test_a_text_model_has_no_place_for_a_tower(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((source / "config.json").read_text())
     with pytest.raises(
-        UsageError, match=r"holds the tensor vision_tower\.x, but by its config.json a Qwen3ForCausalLM"
+        UsageError, match=r"holds the tensor vision_tower\.x, but according to its config.json a Qwen3ForCausalLM"
     ):
         create_runner(RunnerArgs(model_dir=tmp_path, device="cpu", max_batch_size=1))

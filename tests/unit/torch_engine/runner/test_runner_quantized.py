@@ -99,7 +99,10 @@ def test_a_half_precision_engine_computes_the_same_but_for_rounding(tmp_path: Pa
         ({"kv_cache_quant_algo": "NVFP4"}, r"no NVFP4 KV cache; set kv_cache_config\.dtype to fp8 or bfloat16"),
         ({"quant_algo": "NVFP4"}, r"tensor .*weight has shape \[.*\], .*hf_quant_config\.json says \["),
         ({"quant_algo": "W8A8_SQ_PER_CHANNEL"}, r"tensor .* is float8_e4m3fn, .*hf_quant_config\.json says int8"),
-        ({"quant_algo": None}, r"holds the tensor .*_scale, but by .*hf_quant_config\.json a .* has no such tensor"),
+        (
+            {"quant_algo": None},
+            r"holds the tensor .*_scale, but according to .*hf_quant_config\.json a .* has no such tensor",
+        ),
     ],
 )
 def test_a_quantization_that_does_not_fit_is_refused_by_name(

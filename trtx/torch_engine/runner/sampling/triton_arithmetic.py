@@ -137,7 +137,10 @@ def part_beyond(sums, wanted, PARTS: tl.constexpr):
 
 @triton.jit
 def keys_of(values, shift):
-    """int32 keys in the order of the floats. ``shift`` drops the low bits: bfloat16 without edits needs only 16."""
+    """Returns int32 keys that sort as the float32 ``values`` do. ``shift``: the number of low bits to drop.
+
+    bfloat16 logits without penalties and banned tokens need only the upper 16 bits.
+    """
     values = tl.where(values == 0.0, 0.0, values)  # maps -0.0 to 0.0
     bits = values.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> shift

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from trtx.worker.requests.forced_text import TEXT, VARIABLE, ForcedText
+from trtx.worker.requests.dynamo_test_hook import TEXT, VARIABLE, ForcedText
 
 
 def tokenizer() -> Tokenizer:

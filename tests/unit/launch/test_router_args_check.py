@@ -8,8 +8,8 @@ import pytest
 
 from trtx.config import TopologySpec
 from trtx.errors import UsageError
-from trtx.launch.frontend_flags import check_flags
 from trtx.launch.preparation import prepare
+from trtx.launch.router_args_check import check_flags
 
 
 @pytest.mark.parametrize(
