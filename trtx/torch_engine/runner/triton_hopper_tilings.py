@@ -11,7 +11,6 @@ numbers of 8 or 16 bits; for others there is no tiling here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
@@ -24,7 +23,7 @@ from trtx.torch_engine.runner.triton_tilings import GROUP, Division, add_parts, 
 
 _ALIGNMENT = 16  # bytes, of a matrix and of each of its rows
 _CAPABILITY = 9  # the tiles were chosen for Hopper's shared memory and registers
-_INTERPRETED = 2  # processors of a GPU that Triton's interpreter acts out: each program has several items
+_FEW_PARTS = 2  # a weight of more has so few outputs that whole tiles would not fill the GPU
 
 
 @triton.jit
@@ -41,20 +40,21 @@ def _sum_steps(
     return sums
 
 
-@triton.jit
-def _compute_item(
-    item, x, weight, bias, scales, row_scales, out, num_rows, num_outputs, parts, steps, part_steps,
+@triton.jit(do_not_specialize=["num_rows"])
+def tile_kernel(
+    x, weight, bias, scales, row_scales, out, num_rows, num_outputs, parts, steps, part_steps,
     SPLITS: tl.constexpr, HAS_ONE_PART: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Computes a tile of ``out`` [rows, outputs]; with SPLITS one part of it, ``out`` [parts, rows, outputs] float32.
+    """Computes a tile of ``out`` [rows, outputs] for each program. ``x`` and ``weight`` are tensor descriptors.
 
-    All tiles of a part come before those of the next. ``GROUP`` row tiles share cached weights.
+    With SPLITS, a program computes one part of a tile, and ``out`` is [parts, rows, outputs] float32. All tiles of a
+    part come before those of the next. ``GROUP`` row tiles share cached weights.
     """
     row_tiles = tl.cdiv(num_rows, BLOCK_ROWS)
     output_tiles = tl.cdiv(num_outputs, BLOCK_OUTPUTS)
-    part = item // (row_tiles * output_tiles)
-    tile = item % (row_tiles * output_tiles)
+    part = tl.program_id(0) // (row_tiles * output_tiles)
+    tile = tl.program_id(0) % (row_tiles * output_tiles)
     group = tile // (GROUP * output_tiles)
     within = tile % (GROUP * output_tiles)
     size = tl.minimum(row_tiles - group * GROUP, GROUP)
@@ -81,61 +81,25 @@ def _compute_item(
     tl.store(out + places, total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def tile_kernel(
-    x, weight, bias, scales, row_scales, out, num_rows, num_outputs, parts, steps, part_steps,
-    SPLITS: tl.constexpr, HAS_ONE_PART: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Computes one item for each program. ``x`` and ``weight`` are tensor descriptors."""
-    _compute_item(
-        tl.program_id(0), x, weight, bias, scales, row_scales, out, num_rows, num_outputs, parts, steps, part_steps,
-        SPLITS, HAS_ONE_PART, GROUP, BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_WIDTH,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def persistent_tile_kernel(
-    x, weight, bias, scales, row_scales, out, num_rows, num_outputs, parts, steps, part_steps,
-    SPLITS: tl.constexpr, HAS_ONE_PART: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
-):  # fmt: skip
-    """As ``tile_kernel``, but a program computes several items, and one of its warps loads ahead of the others.
-
-    It loads the next part's or item's tiles while the others add a part or store an item.
-    """
-    items = tl.cdiv(num_rows, BLOCK_ROWS) * tl.cdiv(num_outputs, BLOCK_OUTPUTS)
-    if SPLITS:
-        items *= parts
-    for item in tl.range(tl.program_id(0), items, tl.num_programs(0), warp_specialize=True):
-        _compute_item(
-            item, x, weight, bias, scales, row_scales, out, num_rows, num_outputs, parts, steps, part_steps,
-            SPLITS, HAS_ONE_PART, GROUP, BLOCK_ROWS, BLOCK_OUTPUTS, BLOCK_WIDTH,
-        )  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one item of a Hopper kernel computes, and with what.
+    """What one program of ``tile_kernel`` computes, and with what.
 
-    ``is_persistent``: by ``persistent_tile_kernel``. ``warps`` is 4 then, and the compiler makes three groups of them:
-    one loads, and each of the others multiplies half of the rows. ``splits``: each part is an item of its own, as for
-    few rows.
+    ``splits``: a program computes one part of the tile, as for few rows, and a second kernel adds the parts.
     """
 
     rows: int
     outputs: int
     warps: int
     stages: int
-    is_persistent: bool = False
     splits: bool = False
 
 
-# (rows, tile for weights of one part, tile for those of several)
+# (rows, tile for weights of few parts, tile for those of more): docs/performance-notes.md, "The same bits in any batch"
+_WHOLE = Tile(128, 128, 8, 5)
 HOPPER_TILES = (
-    (128, Tile(128, 128, 8, 3), Tile(128, 128, 8, 3, splits=True)),
-    (256, Tile(128, 128, 8, 3), Tile(128, 128, 8, 3, splits=True)),
-    (512, Tile(128, 256, 4, 4, is_persistent=True), Tile(128, 128, 4, 6, is_persistent=True)),
+    (256, _WHOLE, Tile(128, 256, 8, 4, splits=True)),
+    (512, _WHOLE, _WHOLE),
 )
 
 
@@ -143,14 +107,13 @@ HOPPER_TILES = (
 class HopperTiling:
     """A :class:`trtx.torch_engine.runner.invariant_multiplier.Tiling` whose loads the TMA does.
 
-    A program that computes several parts needs registers for two tiles of sums, so ``of_parts`` is smaller than
-    ``of_one``, the tile for weights of a single part. ``scales`` [outputs] float32 multiply the sums. ``quantize``:
-    quantizes x, with a scale for each row.
+    ``of_few``: the tile for weights of at most ``_FEW_PARTS`` parts; ``of_more``: for other weights. ``scales``
+    [outputs] float32 multiply the sums. ``quantize``: quantizes x, with a scale for each row.
     """
 
     rows: int
-    of_one: Tile
-    of_parts: Tile
+    of_few: Tile
+    of_more: Tile
     scales: Tensor | None = None
     quantize: Quantize | None = None
 
@@ -169,16 +132,13 @@ class HopperTiling:
             x = x.clone()
         num_rows, num_outputs = out.shape
         division = Division.of(weight)
-        tile = self.of_one if division.parts == 1 else self.of_parts
-        items = triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_outputs, tile.outputs)
+        tile = self.of_few if division.parts <= _FEW_PARTS else self.of_more
+        programs = triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_outputs, tile.outputs)
         sums = out
         if tile.splits:
-            items *= division.parts
+            programs *= division.parts
             sums = torch.empty(division.parts, num_rows, num_outputs, dtype=torch.float32, device=x.device)
-        kernel, programs = tile_kernel, items
-        if tile.is_persistent:
-            kernel, programs = persistent_tile_kernel, min(items, _num_processors(x.device))
-        kernel[(programs,)](
+        tile_kernel[(programs,)](
             TensorDescriptor.from_tensor(x, [tile.rows, division.step]),
             TensorDescriptor.from_tensor(weight, [tile.outputs, division.step]),
             bias, self.scales, row_scales, sums, num_rows, num_outputs,
@@ -189,8 +149,3 @@ class HopperTiling:
         )  # fmt: skip
         if tile.splits:
             add_parts(sums, bias, self.scales, row_scales, out)
-
-
-@cache
-def _num_processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _INTERPRETED
