@@ -10,7 +10,7 @@ from fp8_products import CACHE_BYTES, SHAPES, mean_us
 from torch import Tensor
 
 from trtx.torch_engine.runner.invariant_multiplier import InvariantMultiplier, Tiling
-from trtx.torch_engine.runner.triton_hopper_tilings import HopperTiling, Tile
+from trtx.torch_engine.runner.triton_hopper_tilings import HopperTile, HopperTiling
 from trtx.torch_engine.runner.triton_multiplier import gpu_tilings
 from trtx.torch_engine.runner.triton_tilings import Division
 
@@ -25,7 +25,7 @@ def candidates(texts: Iterable[str]) -> dict[str, Tiling]:
     found: dict[str, Tiling] = {}
     for text in texts:
         rows, outputs, warps, stages = (int(number) for number in text.removesuffix(_SPLIT).split("x"))
-        tile = Tile(rows, outputs, warps, stages, splits=text.endswith(_SPLIT))
+        tile = HopperTile(rows, outputs, warps, stages, splits=text.endswith(_SPLIT))
         found[text] = HopperTiling(512, tile, tile)
     return found
 

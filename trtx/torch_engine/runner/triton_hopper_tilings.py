@@ -82,7 +82,7 @@ def tile_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class HopperTile:
     """What one program of ``tile_kernel`` computes, and with what.
 
     ``splits``: a program computes one part of the tile, as for few rows, and a second kernel adds the parts.
@@ -96,9 +96,9 @@ class Tile:
 
 
 # (rows, tile for weights of few parts, tile for those of more): docs/performance-notes.md, "The same bits in any batch"
-_WHOLE = Tile(128, 128, 8, 5)
+_WHOLE = HopperTile(128, 128, 8, 5)
 HOPPER_TILES = (
-    (256, _WHOLE, Tile(128, 256, 8, 4, splits=True)),
+    (256, _WHOLE, HopperTile(128, 256, 8, 4, splits=True)),
     (512, _WHOLE, _WHOLE),
 )
 
@@ -112,8 +112,8 @@ class HopperTiling:
     """
 
     rows: int
-    of_few: Tile
-    of_more: Tile
+    of_few: HopperTile
+    of_more: HopperTile
     scales: Tensor | None = None
     quantize: Quantize | None = None
 
