@@ -82,7 +82,7 @@ def test_a_row_is_the_same_alone_and_among_any_others(outputs: int, width: int, 
 @pytest.mark.parametrize("one_scale", [True, False])
 @pytest.mark.parametrize(("outputs", "width"), [(96, 2064), (208, 96)])
 def test_a_row_of_float8_is_the_same_alone_and_among_any_others(outputs: int, width: int, one_scale: bool) -> None:
-    from trtx.torch_engine.runner.triton_multiplier import InvariantScaledLinear
+    from trtx.torch_engine.runner.triton_multiplier import InvariantScaledLinear, gpu_tilings
 
     torch.manual_seed(0)
     dtype = torch.float16 if IS_INTERPRETED else torch.bfloat16
@@ -94,6 +94,11 @@ def test_a_row_of_float8_is_the_same_alone_and_among_any_others(outputs: int, wi
     bias = torch.randn(outputs, device=DEVICE).to(dtype)
     linear = InvariantScaledLinear(weight=weight, row_scales=scales, input_scale=input_scale, bias=bias, dtype=dtype)
     linear.admit()
+    tilings = gpu_tilings(scales * input_scale)
+    multiplier = InvariantMultiplier(tilings, out_dtype=dtype)
+    multiplier.admit(weight, bias)
+    takers = [one for one in tilings if one.takes(weight)]
+    assert len(multiplier.tilings(weight, bias)) == len(takers), "the tilings differ in a bit"
     x = to_fp8(rows_of(width, torch.float32), input_scale)
     assert x.dtype == FP8
     expected = (x.double() * 0.02) @ (weight.double() * scales.double()[:, None]).t() + bias.double()
