@@ -28,7 +28,7 @@ from trtx.torch_engine.ranks.children import start_ranks
 from trtx.torch_engine.ranks.leader import LeadingRunner, create_ranked_runner
 from trtx.torch_engine.runner import DraftArgs, RunnerArgs
 from trtx.torch_engine.runner.draft_target import SmallModel
-from trtx.torch_engine.runner.split import RankSplit
+from trtx.torch_engine.runner.rank_split import RankSplit
 from trtx.torch_engine.runner.weight_tensors import named_weights
 from trtx.torch_engine.runner.weights import load_weights
 
