@@ -21,9 +21,8 @@ of chunks of the tile (1: this item has all its KV), tokens in a chunk, and the 
 _PART_TOKENS = tl.constexpr(550)
 """Time of a partial result, as KV tokens that a program with 128 query rows reads in that time.
 
-One H200 (8B shape, up to 6 chunks a tile, 10 cases, most of them beside decodes) took 16.7 us for each wave of programs
-and 1,000 tokens, and 9.1 us for each chunk of a split tile and SM, 2.5 us root mean square off. The choices for these
-cases are the same for any value from 250 to 900.
+Fitted to one H200: a wave takes 16.7 us for 1,000 tokens of KV, and each program of a split tile 9.1 us of its SM. Any
+value from 250 to 900 chooses the same for all cases measured: docs/performance-notes.md, "Block ids a step ahead".
 """
 
 
