@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,3 +64,10 @@ def test_memory_that_two_ranks_can_not_have_is_refused() -> None:
         UsageError, match=r"host_cache_size is 1048576\.00 GiB for each of 2 GPUs, 2097152\.00 GiB together"
     ):
         engine(pool_tokens=600, tier_bytes=1 << 50)
+
+
+def test_a_refused_start_of_two_ranks_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for the engine's process
+    with pytest.raises(UsageError, match="host_cache_size is 5 bytes, and the smallest host tier"):
+        engine(pool_tokens=600, tier_bytes=5)
+    assert list(tmp_path.iterdir()) == []

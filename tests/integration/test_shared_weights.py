@@ -146,9 +146,14 @@ def test_an_engine_of_another_dtype_loads_a_copy_and_says_why(
         ({"sleep_config": {}}, "sleep_config would release weights that other workers use"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, and weights are shared on one GPU only"),
         ({"weight_group": {"directory": "d"}}, "missing required field `name`"),
-        ({"weight_group": {"directory": "d", "name": "a/b"}}, "expected a directory, a name without slashes"),
-        ({"weight_group": {"directory": "d", "name": "a", "engines": 1}}, "and two or more engines"),
-        ({"weight_group": 3}, "expected directory, name and engines"),
+        ({"weight_group": {"directory": "d", "name": "a/b"}}, "expected a directory, a name of 1 to 64 letters"),
+        ({"weight_group": {"directory": "d", "name": "a\0b"}}, "expected a directory, a name of 1 to 64 letters"),
+        ({"weight_group": {"directory": "d", "name": "a" * 65}}, "expected a directory, a name of 1 to 64 letters"),
+        ({"weight_group": {"directory": "d\0", "name": "a"}}, "expected a directory, a name of 1 to 64 letters"),
+        ({"weight_group": {"directory": "d", "name": "a", "engines": 1}}, "and 2 to 8 engines"),
+        ({"weight_group": {"directory": "d", "name": "a", "engines": 9}}, "and 2 to 8 engines"),
+        ({"weight_group": 3}, "expected a mapping with directory, name and engines"),
+        ({"weight_group": "d"}, "expected a mapping with directory, name and engines"),
     ],
 )
 def test_arguments_that_do_not_go_with_shared_weights_are_refused(changes: dict[str, Any], because: str) -> None:

@@ -105,15 +105,27 @@ class OutsideLimit:
 
 def outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:
     """Yields the arguments in ``values`` that violate a limit. A value of the wrong type violates its limit."""
+    too_large = dict(_beyond_64_bits(values))
+    for path, value in too_large.items():
+        yield OutsideLimit(path, value, "a number of 64 bits")
     for path, limit in LIMITS.items():
         value = _value(values, path)
-        if value is not None and not _holds(limit, value):
+        if value is not None and path not in too_large and not _holds(limit, value):
             yield OutsideLimit(path, value, limit.expected)
     pool, block = _value(values, _POOL), _value(values, _BLOCK) or DEFAULT_TOKENS_PER_BLOCK
     if isinstance(pool, int) and isinstance(block, int) and 1 <= pool < block:
         yield OutsideLimit(_POOL, pool, f"at least one block, {block} tokens")
     yield from _drafts_outside_limits(values)
     yield from _experts_outside_limits(values)
+
+
+def _beyond_64_bits(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, int]]:
+    """Yields the integers, by their paths, that the processes of an engine can't send to each other."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _beyond_64_bits(value, f"{within}{name}.")
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            yield f"{within}{name}", value
 
 
 def _experts_outside_limits(values: Mapping[str, Any]) -> Iterator[OutsideLimit]:

@@ -134,6 +134,14 @@ def test_a_value_that_would_change_answers_is_refused_with_the_way_out(values: d
     assert str(refused).endswith(refused.refusal.instead)
 
 
+@pytest.mark.parametrize("size", [1 << 63, -(1 << 63) - 1])
+def test_a_number_that_the_processes_cannot_exchange_is_refused(size: int) -> None:
+    for path, values in (("max_stats_len", {"max_stats_len": size}), ("a.b", {"a": {"b": size}})):
+        assert [str(found) for found in outside_limits(values)] == [f"{path} is {size}; expected a number of 64 bits"]
+    with pytest.raises(ValueError, match="host_cache_size is 9223372036854775808; expected a number of 64 bits"):
+        resolve_llm_args("m", {"kv_cache_config": {"host_cache_size": 1 << 63}})
+
+
 def test_a_draft_must_fit_a_step_of_the_default_size_and_one_that_never_fits_has_no_length_to_take() -> None:
     spec = {"decoding_type": "SA", "max_draft_len": 8192}
     assert "expected at most 8191, as max_num_tokens is 8192" in str(*outside_limits({"speculative_config": spec}))

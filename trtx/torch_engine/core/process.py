@@ -149,7 +149,21 @@ def _build(start: Start, channel: Channel[ToEngine], on_compiled: Callable[[], N
     batched = _batched_processor(start.batched_processor)
     channel.send(Progress(f"loading {args.model}"))
     runner, leader = _create_runner(args, channel)
+    try:
+        return _build_around(runner, leader, args, batched, channel, on_compiled)
+    except UsageError:
+        runner.close()  # ends the ranks, and removes their files
+        raise
 
+
+def _build_around(
+    runner: ModelRunner,
+    leader: LeadingRunner | None,
+    args: LlmArgs,
+    batched: Hook | None,
+    channel: Channel[ToEngine],
+    on_compiled: Callable[[], None],
+) -> tuple[EngineCore, Parking]:
     def new_transport() -> KvTransport:
         return _new_transport(runner, leader.kv_ranks if leader is not None else None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import msgspec
 
 from trtx.config import schema
 from trtx.config.engine_uses import in_force_and_left_out
+from trtx.config.topology import MAX_SHARERS
 from trtx.config.torch_fields import FieldRefusal, Unused, record_of, refused_fields
 from trtx.config.torch_limits import outside_limits
 from trtx.config.torch_together import conflict, sharing_conflict
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _NULL_IS_OFF = ("cuda_graph_config", "guided_decoding_backend")
 """Arguments that null turns off; for all others, null stands for the default."""
+
+_GROUP_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)  # it becomes the name of a socket's file
 
 NESTED: dict[str, type[Any]] = {
     "kv_cache_config": KvCacheConfig,
@@ -84,13 +88,17 @@ def resolve_weight_group(given: Mapping[str, Any] | None, arguments: Mapping[str
     """
     if given is None:
         return None
+    if not isinstance(given, Mapping):
+        raise ValueError(f"weight_group is {given!r}; expected a mapping with directory, name and engines")
     try:
         group = msgspec.convert(dict(given), WeightGroup)
-    except (msgspec.ValidationError, TypeError) as error:
+    except msgspec.ValidationError as error:
         raise ValueError(f"weight_group: {error}; expected directory, name and engines") from error
-    if group.engines < 2 or not group.name or "/" in group.name or not group.directory:
+    is_named = _GROUP_NAME.fullmatch(group.name) is not None and group.directory and "\0" not in group.directory
+    if not is_named or not 2 <= group.engines <= MAX_SHARERS:
         raise ValueError(
-            f"weight_group is {dict(given)}; expected a directory, a name without slashes, and two or more engines"
+            f"weight_group is {dict(given)}; expected a directory, a name of 1 to 64 letters, digits, dots, hyphens or "
+            f"underscores, and 2 to {MAX_SHARERS} engines"
         )
     if (problem := sharing_conflict({name: _plain(value) for name, value in arguments.items()})) is not None:
         raise ValueError(f"weight_group: {problem}")

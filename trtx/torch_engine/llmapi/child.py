@@ -65,10 +65,10 @@ class ChildProcess(Generic[Message]):
         self._last_lines: deque[str] = deque(maxlen=STDERR_LINES)
         self._dead = threading.Event()
         self._started = threading.Event()
-        self._start_error: OSError | None = None
+        self._start_error: Exception | None = None
 
     def start(self) -> None:
-        """Starts the process. Raises OSError if it can't be started."""
+        """Starts the process. Raises OSError if it can't be started, OverflowError for a number of over 64 bits."""
         # A dedicated thread starts the child, because the child asks the kernel to end it together with the thread that
         # started it, and the caller's thread may belong to a pool that shrinks.
         threading.Thread(target=self._live, name=f"{self._title}-process", daemon=True).start()
@@ -105,7 +105,7 @@ class ChildProcess(Generic[Message]):
     def _live(self) -> None:
         try:
             self._process, self._channel = self._begin()
-        except OSError as error:
+        except Exception as error:  # else the caller of start would wait for good
             self._start_error = error
             return
         finally:

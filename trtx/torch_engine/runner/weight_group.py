@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import socket
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,11 +41,13 @@ class _Wanted(msgspec.Struct, frozen=True, tag="wanted", array_like=True):
 def sole_start(group: WeightGroup) -> Iterator[None]:
     """Waits until no other engine of the group starts. The kernel ends the wait of others if this process is killed.
 
-    Raises UsageError for a directory that can't be used.
+    Raises UsageError for a directory that can't be used or that other users may write to, and for a name whose engine
+    runs.
     """
     directory = Path(group.directory)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_private(directory)
         lock = (directory / "lock").open("a")
     except OSError as error:
         raise UsageError(
@@ -52,7 +55,23 @@ def sole_start(group: WeightGroup) -> Iterator[None]:
         ) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if (peer := _ask(directory / f"{group.name}.sock")) is not None:
+            peer.connection.close()
+            raise UsageError(
+                f"an engine with the name {group.name} shares its weights in {directory} already; give each engine of "
+                "the group a name of its own"
+            )
         yield
+
+
+def _check_private(directory: Path) -> None:
+    """Raises UsageError if another user could place weights in ``directory``."""
+    found = directory.stat()
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"other users may write to {directory}, and an engine uses the weights that it finds there; give a "
+            "directory that only you may write to"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +123,10 @@ def _ask(path: Path) -> WeightPeer | None:
             connection.connect(address)
         offer = Channel[WeightOffer](connection, WeightOffer).receive()
     except (OSError, msgspec.ValidationError):  # the socket of a killed engine, or one that is not an engine's
-        offer = None
+        connection.close()
+        return None
     if offer is None:
+        log.warning("the weights of %s are not used, because it is stopped or has just ended", path.stem)
         connection.close()
         return None
     return WeightPeer(path.stem, offer, connection)
@@ -125,7 +146,9 @@ class WeightServer:
             with _short(self._path) as address:
                 self._listener.bind(address)
         except OSError as error:
-            raise UsageError(f"{self._path} can't be made to share weights ({error.strerror}); make room") from error
+            raise UsageError(
+                f"{self._path} can't be made to share weights ({error.strerror}); give a directory with room"
+            ) from error
         self._listener.listen()
         threading.Thread(target=self._serve, name="shared-weights", daemon=True).start()
 

@@ -139,6 +139,21 @@ def test_a_file_is_not_a_directory_for_a_group(checkpoint: Path, tmp_path: Path)
         runner(checkpoint, tmp_path / "file")
 
 
+def test_a_directory_that_others_may_write_to_holds_no_group(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UsageError, match="other users may write to .*; give a directory that only you may write to"):
+        runner(checkpoint, tmp_path / "open")
+
+
+def test_a_second_engine_of_the_same_name_is_refused_and_the_first_still_shares(checkpoint: Path, group: Path) -> None:
+    with closing(runner(checkpoint, group, "first")):
+        with pytest.raises(UsageError, match="name first shares its weights in .* already; give each engine"):
+            runner(checkpoint, group, "first")
+        with closing(runner(checkpoint, group, "second")) as second:
+            assert source(second) == "first"
+
+
 @pytest.fixture
 def liar(group: Path) -> Iterator[socket.socket]:
     """A listening socket under the name of an engine."""
@@ -153,7 +168,7 @@ def liar(group: Path) -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("said", [b"", b"\x03\x00\x00\x00abc", b"\xff\xff\xff\x7f"], ids=["nothing", "noise", "less"])
 def test_an_engine_that_breaks_off_is_not_waited_for(
-    said: bytes, checkpoint: Path, group: Path, liar: socket.socket
+    said: bytes, checkpoint: Path, group: Path, liar: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     def answer() -> None:
         connection, _ = liar.accept()
@@ -165,6 +180,8 @@ def test_an_engine_that_breaks_off_is_not_waited_for(
     with closing(runner(checkpoint, group, "second")) as second:
         assert source(second) is None
     thread.join()
+    told = "the weights of first are not used, because it is stopped or has just ended" in caplog.text
+    assert told == (said[4:] != b"abc")  # noise: no engine's socket
 
 
 def test_the_socket_of_a_killed_engine_is_replaced(checkpoint: Path, group: Path, liar: socket.socket) -> None:
