@@ -108,6 +108,7 @@ class EagleHead:
         self._device = cache.pool.device
         self._padding_slot = cache.padding_slot
         self._block_table = block_table
+        self.pools = cache.pool, features.blocks
         self.room = cache.block_table.shape[1] * cache.tokens_per_block
 
     @torch.inference_mode()
@@ -117,6 +118,8 @@ class EagleHead:
         inputs, drafting = self._inputs(shares), [share for share in shares if share.count]
         hidden = self._decoder.hidden(inputs, self._features.read(inputs))
         if not drafting:
+            if self._device.type == "cuda":  # the host tier may copy what this pass writes
+                torch.cuda.current_stream(self._device).synchronize()
             return [[] for _ in shares]
         tokens = self._decoder.tokens(hidden)
         places = [

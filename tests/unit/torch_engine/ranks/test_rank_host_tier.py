@@ -51,6 +51,6 @@ def test_a_rank_copies_blocks_of_its_own_heads_and_too_little_memory_is_refused(
     with pytest.raises(UsageError, match=f"the smallest host tier of this model has {block_bytes} bytes"):
         tiered.new_copies(block_bytes - 1)
     copies = tiered.new_copies(2 * block_bytes)
-    assert (copies.num_blocks, copies.num_ranks, copies.block_bytes) == (2, 2, block_bytes)
+    assert (copies.num_blocks, copies.bytes_of_all_ranks, copies.block_bytes) == (2, 2 * block_bytes, block_bytes)
     copies.close()
     tiered.close()

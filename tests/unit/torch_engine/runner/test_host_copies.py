@@ -9,7 +9,7 @@ import pytest
 from returning import Case, Tiered, compare
 
 from trtx.torch_engine.runner import RunnerArgs, create_runner
-from trtx.torch_engine.runner.host_copies import create_host_copies, runs
+from trtx.torch_engine.runner.host_copies import create_host_copies, pools_of, runs
 
 PLAIN = Case()
 FP8 = Case(kv_dtype="fp8", overlap=False)
@@ -25,9 +25,8 @@ PREEMPTED = replace(FP8, overlap=True, batch=64, longest_answer=24)
 
 def one_rank(args: RunnerArgs) -> Tiered:
     runner = create_runner(args)
-    return Tiered(
-        runner, lambda num_bytes: create_host_copies(runner.pool, num_bytes, len(runner.geometry.groups)), runner.close
-    )  # fmt: skip
+    groups = len(runner.geometry.groups)
+    return Tiered(runner, lambda num_bytes: create_host_copies(pools_of(runner), num_bytes, groups), runner.close)
 
 
 @pytest.mark.parametrize(

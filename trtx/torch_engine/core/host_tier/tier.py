@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from trtx.torch_engine.block_copies import BlockCopies, BlockCopy
 from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.draft_kv import DraftKv
 from trtx.torch_engine.core.host_tier.loads import HostLoad
 from trtx.torch_engine.core.host_tier.request_counts import AskedNames
 from trtx.torch_engine.core.kv_events import KvEventLog
@@ -117,17 +118,22 @@ class HostTier:
         *,
         min_priority: int | None = None,
         events: KvEventLog | None = None,
+        draft_kv: DraftKv | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``min_priority``: blocks of a lower retention priority are not stored."""
+        """``min_priority``: blocks of a lower retention priority are not stored.
+
+        ``draft_kv``: of a draft model, whose part of each block is copied too.
+        """
         self.pool = BlockPool(copies.num_blocks, device.tokens_per_block)
         self.pool.below = _Leaving(self._left)
         self.counters = TierCounters()
-        self.block_bytes = copies.block_bytes * copies.num_ranks
+        self.block_bytes = copies.bytes_of_all_ranks
         self._device = device
         self._copies = copies
         self._min_priority = min_priority
         self._events = events
+        self._draft_kv = draft_kv
         self._clock = clock
         self._asked = AskedNames(4 * (copies.num_blocks + device.num_blocks))
         self._most_storing = max(1, min(MOST_STORING, MOST_STORING_BYTES // copies.block_bytes))
@@ -274,10 +280,16 @@ class HostTier:
         if queued.names:
             copy = self._copies.store(queued.device_ids, queued.host_ids)
             self._stores.append(_Store(queued.names, queued.device_ids, queued.host_ids, copy))
+            if self._draft_kv is not None:
+                for name, device_id, host_id in zip(queued.names, queued.device_ids, queued.host_ids, strict=True):
+                    self._draft_kv.storing(device_id, host_id, name)
             self._queued = _Queued()
         for load in self._loads:
             if load.copy is None:
                 overlaps = any(self._sources[block_id] for block_id in load.device_ids)
+                if self._draft_kv is not None:
+                    for device_id in load.device_ids:
+                        self._draft_kv.loading(device_id)
                 load.copy = self._copies.load(load.host_ids, load.device_ids, after_stores=overlaps)
         if self._must_hold:
             self._copies.hold_steps()
@@ -302,6 +314,8 @@ class HostTier:
             self._sources[device_id] -= 1
             if not self._sources[device_id]:
                 del self._sources[device_id]
+            if self._draft_kv is not None:
+                self._draft_kv.stored(device_id, host_id)
             if self._storing.get(name) == host_id:  # else it was forgotten meanwhile
                 del self._storing[name]
                 self.pool.register([host_id], [name], None, [None])
@@ -331,7 +345,9 @@ class HostTier:
 
     def _restore(self, load: HostLoad) -> None:
         self._device.restore(load.device_ids, load.names)
-        for name, host_id in zip(load.names, load.host_ids, strict=True):
+        for name, host_id, device_id in zip(load.names, load.host_ids, load.device_ids, strict=True):
+            if self._draft_kv is not None:
+                self._draft_kv.loaded(host_id, device_id, name)
             if (retained := self.pool.priorities.retained(host_id)) is not None:
                 self._device.retain(name, retained)
 
