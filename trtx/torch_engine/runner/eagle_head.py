@@ -100,15 +100,19 @@ class EagleHead:
         features: FeatureStore,
         cache: KvCache,
         block_table: BlockTable,
+        pools: tuple[Tensor, ...],
     ) -> None:
-        """``cache``: the head's KV, in blocks with the target model's ids. ``block_table``: the target model's."""
+        """``cache``: the head's KV, in blocks with the target model's ids. ``block_table``: the target model's.
+
+        ``pools``: the memory of both the KV and the features.
+        """
         self._decoder = decoder
         self._chain = chain
         self._features = features
         self._device = cache.pool.device
         self._padding_slot = cache.padding_slot
         self._block_table = block_table
-        self.pools = cache.pool, features.blocks
+        self.pools = pools
         self.room = cache.block_table.shape[1] * cache.tokens_per_block
 
     @torch.inference_mode()

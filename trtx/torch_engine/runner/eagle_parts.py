@@ -34,7 +34,8 @@ class EagleParts:
     weights: EagleWeights
     embedding: Tensor
     features: FeatureStore
-    cache: KvCache
+    pool: Tensor  # [num_blocks, num_kv_heads, 1, 2, tokens_per_block, head_dim]
+    cache: KvCache  # of the pool
     multiplier: Multiplier
     memory: RunnerMemory
 
@@ -65,7 +66,7 @@ class EagleParts:
         features = FeatureStore(config.captured, weights.projection, cache, rows, multiplier)
         return cls(
             layer, weights, embedding if weights.embedding is None else weights.embedding, features,
-            KvCache.of(pool, cache.block_table), multiplier, RunnerMemory(movable, region),
+            pool, KvCache.of(pool, cache.block_table), multiplier, RunnerMemory(movable, region),
         )  # fmt: skip
 
     def rotary(self, positions: int) -> Tensor:
@@ -76,4 +77,4 @@ class EagleParts:
         decoder = EagleDecoder(self.weights, self.embedding, kernels, self.multiplier)
         rows = self.features.rows
         chain = DraftChain(decoder, self.cache, rows.shape[1], rows.dtype, graph_sizes)
-        return EagleHead(decoder, chain, self.features, self.cache, block_table)
+        return EagleHead(decoder, chain, self.features, self.cache, block_table, (self.pool, self.features.blocks))
