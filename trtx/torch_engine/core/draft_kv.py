@@ -36,6 +36,10 @@ class DraftKv:
         if host_id in self._host and not self.is_whole(device_id, self._host[host_id]):
             del self._host[host_id]
 
+    def copy_lacks(self, host_id: int, device_id: int, name: bytes) -> bool:
+        """Whether the copy of a content lacks draft KV that the block on the device has."""
+        return self.is_whole(device_id, name) and self._host.get(host_id) != name
+
     def loading(self, device_id: int) -> None:
         """A copy to the device starts."""
         self._device.pop(device_id, None)

@@ -90,7 +90,7 @@ class _Leaving:
 
     left: Callable[[list[bytes]], None]
 
-    def holds(self, name: bytes) -> bool:
+    def is_copied(self, block_id: int, name: bytes) -> bool:
         return True
 
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
@@ -153,6 +153,14 @@ class HostTier:
     def holds(self, name: bytes) -> bool:
         return name in self._storing or self.pool.find(name) is not None
 
+    def is_copied(self, block_id: int, name: bytes) -> bool:
+        if name in self._storing:
+            return True
+        host_id = self.pool.find(name)
+        if host_id is None:
+            return False
+        return self._draft_kv is None or not self._draft_kv.copy_lacks(host_id, block_id, name)
+
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
         for block_id, name in blocks:
             if not self.holds(name) and not self._store(block_id, name, self._most_storing):
@@ -192,6 +200,8 @@ class HostTier:
         allocated = self.pool.allocate(1)
         if allocated is None:
             return False  # loads and stores hold every block
+        if (older := self.pool.find(name)) is not None:
+            self.pool.forget([older])  # it lacks draft KV
         if (retained := self._device.priorities.retained(block_id)) is not None:
             self.pool.priorities.set(allocated[0], retained)
         queued = self._queued
