@@ -29,11 +29,12 @@ def two_ranks(args: RunnerArgs) -> Tiered:
     ("case", "count", "requests", "share"),
     [
         (Case(), 20, 100, 4),
+        (Case(shape=(("num_hidden_layers", 4),), draft="Eagle3"), 20, 100, 4),
         (Case(kv_dtype="fp8", batch=64, longest_answer=24), 40, 160, 4),
         pytest.param(Case("qwen3_moe", overlap=False, host_share=3), 20, 100, 4, marks=pytest.mark.proof),
         pytest.param(Case(), 400, 5000, 10, marks=pytest.mark.proof),
     ],
-    ids=["plain", "fp8-preempted", "experts-evicting", "five-thousand"],
+    ids=["plain", "eagle", "fp8-preempted", "experts-evicting", "five-thousand"],
 )
 def test_small_pools_of_two_ranks_above_host_memory_answer_like_large_ones(
     case: Case, count: int, requests: int, share: int, tmp_path: Path

@@ -20,6 +20,7 @@ WINDOWS = Case(
     host_share=3,  # the tier evicts too
 )  # fmt: skip
 SINKS = Case("gpt_oss", host_share=3)
+DRAFTS = [Case(shape=(("num_hidden_layers", 4),), draft=kind) for kind in ("Eagle3", "Draft_Target")]
 PREEMPTED = replace(FP8, overlap=True, batch=64, longest_answer=24)
 
 
@@ -36,6 +37,14 @@ def one_rank(args: RunnerArgs) -> Tiered:
 )
 def test_a_small_pool_above_host_memory_answers_like_a_large_one(case: Case, tmp_path: Path) -> None:
     compare(tmp_path, case, one_rank, count=20, requests=100, share=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", DRAFTS, ids=lambda case: case.draft)
+def test_five_hundred_requests_with_a_draft_model_get_the_bits_of_a_large_pool_without_one(
+    case: Case, tmp_path: Path
+) -> None:
+    compare(tmp_path, case, one_rank, count=50, requests=500, share=5)
 
 
 @pytest.mark.proof
