@@ -57,6 +57,7 @@ _TILES = (
     # The block table's load precedes those of K and V: with 5 stages, two of these are in flight.
     _Tile(128, 64, 8, 5, 1, 1, whole_first=True),
 )
+_FLOAT8_DECODES = _Tile(16, 64, 2, 3, 6, 4, fold_chunks=16, table_ahead=True)  # tokens take half of the memory
 _FIXED_TILE = _Tile(64, 64, 8, 3, 2, 2)  # 8 warps: with 4, two accumulators exceed the registers
 # For float32, or heads above 128: limited by shared memory.
 _NARROW_TILES = (_Tile(16, 32, 4, 2, 4, 2, fold_chunks=16), _Tile(32, 32, 4, 2, 4, 4, whole_first=True))
@@ -251,6 +252,8 @@ class RaggedAttention:
         """
         is_narrow = dtype == torch.float32 or self._block_dim > 128
         tiles: tuple[_Tile, ...] = _NARROW_TILES if is_narrow else _TILES
+        if self._cache.scales is not None and not is_narrow:
+            tiles = (_FLOAT8_DECODES, *tiles[1:])
         if self._fixed:
             tiles = _NARROW_TILES[-1:] if is_narrow else (_FIXED_TILE,)
         return tuple(replace(tile, rows=max(tile.rows, self._lanes)) for tile in tiles)
