@@ -121,7 +121,7 @@ def main() -> None:
         runner = create_runner(
             RunnerArgs(
                 model_dir=model, dtype="float32", tokens_per_block=SIZE, num_blocks=all_of_them, max_batch_size=1,
-                max_draft_len=args.most, draft=DraftArgs(kind, name),
+                max_draft_len=args.most, draft=DraftArgs(kind, name), cpu_threads=1,
             )
         )  # fmt: skip
         for engine, blocks, has_tier in (

@@ -163,8 +163,8 @@ class HostTier:
 
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
         for block_id, name in blocks:
-            if not self.holds(name) and not self._store(block_id, name, self._most_storing):
-                self.counters.dropped += 1
+            if not self.is_copied(block_id, name) and not self._store(block_id, name, self._most_storing):
+                self.counters.dropped += not self.holds(name)
             if self._sources[block_id]:
                 self._must_hold = True
 
@@ -197,11 +197,13 @@ class HostTier:
         """Queues a store, unless the policy rejects the content or ``most_storing`` stores are under way."""
         if len(self._storing) >= most_storing or not self._is_worth_it(block_id, name):
             return False
+        if (older := self.pool.find(name)) is not None:  # it lacks draft KV
+            if not self.pool.num_evictable([older]):
+                return False  # a load reads it
+            self.pool.forget([older])
         allocated = self.pool.allocate(1)
         if allocated is None:
             return False  # loads and stores hold every block
-        if (older := self.pool.find(name)) is not None:
-            self.pool.forget([older])  # it lacks draft KV
         if (retained := self._device.priorities.retained(block_id)) is not None:
             self.pool.priorities.set(allocated[0], retained)
         queued = self._queued
