@@ -25,16 +25,11 @@ class DraftKv:
             self._device[device_id] = name
 
     def storing(self, device_id: int, host_id: int, name: bytes) -> None:
-        """A copy to host memory starts."""
+        """A copy to host memory starts. Draft passes that write into the block later begin after it on the device."""
         if self.is_whole(device_id, name):
             self._host[host_id] = name
         else:
             self._host.pop(host_id, None)
-
-    def stored(self, device_id: int, host_id: int) -> None:
-        """The copy has ended. If a draft pass wrote into the block meanwhile, the copy may hold parts of both."""
-        if host_id in self._host and not self.is_whole(device_id, self._host[host_id]):
-            del self._host[host_id]
 
     def copy_lacks(self, host_id: int, device_id: int, name: bytes) -> bool:
         """Whether the copy of a content lacks draft KV that the block on the device has."""

@@ -19,7 +19,6 @@ def kv() -> DraftKv:
 def test_a_whole_block_goes_to_host_memory_and_comes_back_elsewhere(kv: DraftKv) -> None:
     assert kv.copy_lacks(7, 3, NAME)
     kv.storing(3, 7, NAME)
-    kv.stored(3, 7)
     assert not kv.copy_lacks(7, 3, NAME)
     kv.loading(5)
     assert not kv.is_whole(5, NAME)
@@ -27,21 +26,10 @@ def test_a_whole_block_goes_to_host_memory_and_comes_back_elsewhere(kv: DraftKv)
     assert kv.is_whole(5, NAME) and not kv.is_whole(5, OTHER)
 
 
-@pytest.mark.parametrize("written", [None, OTHER])
-def test_a_copy_is_not_whole_if_a_draft_pass_wrote_into_the_block_meanwhile(kv: DraftKv, written: bytes | None) -> None:
-    kv.storing(3, 7, NAME)
-    kv.written(3, written)
-    kv.stored(3, 7)
-    kv.loading(5)
-    kv.loaded(7, 5, NAME)
-    assert not kv.is_whole(5, NAME)
-
-
 def test_a_copy_is_not_whole_if_the_draft_kv_became_whole_while_it_was_made() -> None:
     kv = DraftKv()
     kv.storing(3, 7, NAME)
     kv.written(3, NAME)
-    kv.stored(3, 7)
     assert kv.copy_lacks(7, 3, NAME)
 
 
@@ -52,9 +40,7 @@ def test_a_load_that_is_given_up_leaves_nothing_whole(kv: DraftKv) -> None:
 
 def test_a_block_of_host_memory_with_another_content_brings_back_nothing(kv: DraftKv) -> None:
     kv.storing(3, 7, NAME)
-    kv.stored(3, 7)
     kv.storing(4, 7, OTHER)
-    kv.stored(4, 7)
     for name in (NAME, OTHER):
         kv.loading(5)
         kv.loaded(7, 5, name)
@@ -63,7 +49,6 @@ def test_a_block_of_host_memory_with_another_content_brings_back_nothing(kv: Dra
 
 def test_nothing_is_whole_after_both_pools_are_emptied(kv: DraftKv) -> None:
     kv.storing(3, 7, NAME)
-    kv.stored(3, 7)
     kv.forget()
     kv.loaded(7, 5, NAME)
     assert not kv.is_whole(3, NAME) and not kv.is_whole(5, NAME)

@@ -288,6 +288,24 @@ class HostTier:
         ``prompt_tokens``: those that the step computes.
         """
         self._store_ahead(prompt_tokens // self._device.tokens_per_block)
+        self._start_stores()
+        for load in self._loads:
+            if load.copy is None:
+                overlaps = any(self._sources[block_id] for block_id in load.device_ids)
+                if self._draft_kv is not None:
+                    for device_id in load.device_ids:
+                        self._draft_kv.loading(device_id)
+                load.copy = self._copies.load(load.host_ids, load.device_ids, after_stores=overlaps)
+        self._hold()
+        if before_reads and self._stores:
+            self._copies.wait_for_stores()  # a peer's read may write to a block that a store still reads
+
+    def before_drafts(self) -> None:
+        """Starts the queued stores before a draft model writes into blocks that were evicted since the last start."""
+        self._start_stores()
+        self._hold()
+
+    def _start_stores(self) -> None:
         queued = self._queued
         if queued.names:
             copy = self._copies.store(queued.device_ids, queued.host_ids)
@@ -296,18 +314,11 @@ class HostTier:
                 for name, device_id, host_id in zip(queued.names, queued.device_ids, queued.host_ids, strict=True):
                     self._draft_kv.storing(device_id, host_id, name)
             self._queued = _Queued()
-        for load in self._loads:
-            if load.copy is None:
-                overlaps = any(self._sources[block_id] for block_id in load.device_ids)
-                if self._draft_kv is not None:
-                    for device_id in load.device_ids:
-                        self._draft_kv.loading(device_id)
-                load.copy = self._copies.load(load.host_ids, load.device_ids, after_stores=overlaps)
+
+    def _hold(self) -> None:
         if self._must_hold:
             self._copies.hold_steps()
             self._must_hold = False
-        if before_reads and self._stores:
-            self._copies.wait_for_stores()  # a peer's read may write to a block that a store still reads
 
     def collect(self) -> list[HostLoad]:
         """Processes finished copies. Returns the loads whose sequences can continue or have to recompute.
@@ -326,8 +337,6 @@ class HostTier:
             self._sources[device_id] -= 1
             if not self._sources[device_id]:
                 del self._sources[device_id]
-            if self._draft_kv is not None:
-                self._draft_kv.stored(device_id, host_id)
             if self._storing.get(name) == host_id:  # else it was forgotten meanwhile
                 del self._storing[name]
                 self.pool.register([host_id], [name], None, [None])
