@@ -35,7 +35,12 @@ def sleeper(target: Path, directory: Path, *, keeps_weights: bool = True, own_em
 
 def sleep(talks: Talks, runner: TorchRunner, tags: Collection[MemoryTag]) -> None:
     """As an engine does it."""
+    pool, kv = talks.core.scheduler.pool, talks.speculation.draft_kv
+    assert kv is not None
+    whole = [(block, name) for name in pool.names if kv.is_whole(block := pool.find(name) or 0, name)]
+    assert whole
     talks.core.forget_cache()
+    assert not any(kv.is_whole(block, name) for block, name in whole), "the KV is gone"
     runner.release(tags)
     runner.restore(tags)
     talks.begin()
