@@ -43,7 +43,7 @@ from trtx.torch_engine.messages import Submit
 from trtx.torch_engine.ranks.children import start_ranks
 from trtx.torch_engine.ranks.leader import LeadingRunner, create_ranked_runner
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.runner.host_copies import create_host_copies
+from trtx.torch_engine.runner.host_copies import create_host_copies, pools_of
 
 BACKGROUND_PROMPT = 64
 BACKGROUND_TOKENS = 1024
@@ -245,7 +245,7 @@ def new_copies(runner: TorchRunner | LeadingRunner, num_bytes: int) -> BlockCopi
     """``num_bytes``: of host memory, for each rank."""
     if isinstance(runner, LeadingRunner):
         return runner.create_host_copies(num_bytes)
-    return create_host_copies(runner.pool, num_bytes, len(runner.geometry.groups))
+    return create_host_copies(pools_of(runner), num_bytes, len(runner.geometry.groups))
 
 
 def end_with(error: Exception) -> None:

@@ -91,7 +91,7 @@ class ScriptedDraftModel:
     """A draft model that does all of the work, and whose tokens are scripted."""
 
     def __init__(self, model: DraftModel, drafter: ScriptedDrafter) -> None:
-        self.token_shift, self.room = model.token_shift, model.room
+        self.token_shift, self.room, self.pools = model.token_shift, model.room, model.pools
         self._model, self._drafter = model, drafter
 
     def draft(self, shares: Sequence[DraftShare]) -> list[list[int]]:

@@ -35,7 +35,7 @@ def test_a_small_pool_above_pinned_memory_answers_like_a_large_one(kv_dtype: str
     play(runner, expected, seed=1, num_blocks=2 * large, on_step=lambda core: None)
     for overlap in (True, False):
         found = conversations(3, 40, requests)
-        copies = create_host_copies(runner.pool, large * runner.geometry.block_bytes, 1)
+        copies = create_host_copies([runner.pool], large * runner.geometry.block_bytes, 1)
         core = play(runner, found, seed=2, num_blocks=small, copies=copies, overlap=overlap)
         assert_same(found, expected)
         assert core.tier is not None and core.tier.counters.loaded > requests
@@ -47,7 +47,7 @@ def test_a_small_pool_above_pinned_memory_answers_like_a_large_one(kv_dtype: str
 def test_blocks_come_back_as_they_were() -> None:
     pool = torch.randint(0, 255, (64, 2, 3, 2, 16, 64), dtype=torch.uint8, device="cuda")
     before = pool.clone()
-    copies = create_host_copies(pool, 40 * pool[0].numel(), 1)
+    copies = create_host_copies([pool], 40 * pool[0].numel(), 1)
     order = torch.randperm(64)[:40].tolist()
     stored = copies.store(order, list(range(40)))
     copies.hold_steps()

@@ -68,6 +68,42 @@ def test_under_load_every_request_is_answered_as_before_or_refused_because_the_e
             llm.resume()
 
 
+def test_a_head_above_host_memory_answers_and_guesses_as_before_after_each_sleep() -> None:
+    """Each sleep is between two rounds of the same conversations, which return to a pool that is too small for them."""
+    kv = {"tokens_per_block": 8, "max_tokens": 192, "host_cache_size": 1 << 24}
+    spec = {"decoding_type": "Eagle3", "max_draft_len": 4, "speculative_model": "synthetic:tiny-eagle3"}
+    engine: dict[str, Any] = {"max_seq_len": 160, "max_batch_size": 1, "deterministic": True}
+    greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+
+    def answers(llm: LLM) -> list[list[int]]:
+        histories = [[(at * 37 + talk * 101) % 900 + 5 for at in range(60 + talk)] for talk in range(4)]
+        found = []
+        for turn in range(3):
+            for history in histories:
+                found.append(list(llm.generate(history, greedy).outputs[0].token_ids))
+                history += [*found[-1], 7 + turn]
+        return found
+
+    with LLM("synthetic:tiny-trained", **engine, kv_cache_config={"max_tokens": 4096}) as plain:
+        expected = answers(plain)
+    spec["draft_len_schedule"] = {1: 4}
+    with LLM(
+        "synthetic:tiny-trained", **engine, kv_cache_config=kv, speculative_config=spec, sleep_config={},
+        enable_iter_perf_stats=True,
+    ) as llm:  # fmt: skip
+        rounds = []
+        for tags in (None, ["kv_cache"], None):
+            assert answers(llm) == expected
+            stats = llm.get_stats(2)
+            counts = [row["specDecodingStats"] for row in stats if "specDecodingStats" in row]
+            rounds.append([sum(row[name] for row in counts) for name in ("numDraftTokens", "numAcceptedTokens")])
+            assert stats[-1]["hostKvCacheStats"]["reusedBlocks"] > 0
+            llm.release(tags)
+            llm.resume()
+        assert rounds[0] == rounds[1] == rounds[2]
+        assert 0 < rounds[0][1] < rounds[0][0]
+
+
 def test_engines_of_two_ranks_hand_off_their_kv_before_and_after_both_slept_and_end_with_a_rank() -> None:
     ranked = CONFIG | {"cache_transceiver_config": {"backend": "NIXL"}, "tensor_parallel_size": 2}
     asked = DisaggregatedParams(request_type="context_only")

@@ -8,18 +8,8 @@ from typing import Any
 
 def conflict(values: Mapping[str, Any]) -> str | None:
     """Returns a clause that names two features of ``values`` and what to do about them; None if all go together."""
-    model = _draft_model(values.get("speculative_config"))
     kv = values.get("kv_cache_config")
     tier = "kv_cache_config.host_cache_size" if isinstance(kv, Mapping) and kv.get("host_cache_size") else None
-    sleep = "sleep_config" if values.get("sleep_config") is not None else None
-    draft = f"the draft model of {model}" if model is not None else None
-    if draft and tier:
-        return f"{tier} leaves out the KV of {draft}; use NGram or SA, or leave {tier} out"
-    if sleep and draft and model != "Draft_Target":
-        return (
-            f"{sleep} can't release the KV and the weights of {draft}; use Draft_Target, NGram or SA, or leave {sleep} "
-            "out"
-        )
     if tier and isinstance(kv, Mapping) and kv.get("enable_block_reuse") is False:
         return f"{tier} keeps blocks for reuse, and kv_cache_config.enable_block_reuse is false; leave one of them out"
     return None

@@ -21,8 +21,8 @@ class BlockCopies(Protocol):
     """A pool of blocks in host memory, and copies between it and the device's pool. Block ids index the two pools."""
 
     num_blocks: int  # in host memory
-    block_bytes: int  # of one rank
-    num_ranks: int  # each has a pool for its share of the KV heads, and copies blocks of the same ids
+    block_bytes: int  # of one rank: KV, and what a draft model keeps beside it
+    bytes_of_all_ranks: int  # of a block; each rank has a pool for its share, and copies blocks of the same ids
 
     def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> BlockCopy:
         """Starts to copy blocks from the device to host memory. No step and no load may be writing these blocks."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class DraftModel(Protocol):
 
     token_shift: int
     room: int
+
+    @property
+    def pools(self) -> Sequence[torch.Tensor]:
+        """What it keeps for each block of the engine's pool: contiguous tensors ``[num_blocks, ...]``."""
 
     def draft(self, shares: Sequence[DraftShare]) -> list[list[int]]:
         """Writes the KV of all tokens, and returns ``count`` greedy tokens for each share. Waits for the device."""

@@ -90,9 +90,16 @@ class EngineCore:
                 window_size=self.max_seq_len,
                 num_host_blocks=host_copies.num_blocks // len(geometry.groups) if host_copies is not None else 0,
             )
+        self._draft_kv = speculation.draft_kv if speculation is not None else None
         pool = BlockPool(runner.num_blocks, size, enable_reuse=enable_block_reuse, events=self._events)
         self.tier = (
-            HostTier(pool, host_copies, min_priority=secondary_offload_min_priority, events=self._events)
+            HostTier(
+                pool,
+                host_copies,
+                min_priority=secondary_offload_min_priority,
+                events=self._events,
+                draft_kv=self._draft_kv,
+            )
             if host_copies is not None and enable_block_reuse
             else None
         )
@@ -337,6 +344,8 @@ class EngineCore:
         self.scheduler.pool.forget_all()
         if self.tier is not None:
             self.tier.clear()
+        if self._draft_kv is not None:
+            self._draft_kv.forget()
 
     def replace_transport(self, transport: KvTransport | None) -> None:
         """Replaces the closed transport by ``transport``, which has registered the pool anew. No handoff may be

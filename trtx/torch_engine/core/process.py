@@ -309,9 +309,9 @@ def _create_runner(args: LlmArgs, channel: Channel[ToEngine]) -> tuple[ModelRunn
 def _create_host_copies(num_bytes: int, runner: ModelRunner, leader: LeadingRunner | None) -> BlockCopies:
     if leader is not None:
         return leader.create_host_copies(num_bytes)
-    from trtx.torch_engine.runner.host_copies import create_host_copies
+    from trtx.torch_engine.runner.host_copies import create_host_copies, pools_of
 
-    return create_host_copies(runner.pool, num_bytes, len(runner.geometry.groups))
+    return create_host_copies(pools_of(runner), num_bytes, len(runner.geometry.groups))
 
 
 def _check_host_memory(args: LlmArgs) -> None:

@@ -146,6 +146,8 @@ class Scheduler:
         while sequence.room < end:
             if self.pool.num_available < self.groups.count + self._watermark or not self._grow(sequence):
                 break
+        if self.prefixes.tier is not None:
+            self.prefixes.tier.before_drafts()
         return min(end, sequence.room) - sequence.num_computed - 1
 
     def _prompt_share(self, num_decodes: int, prompts: list[Sequence], budget: int) -> int:

@@ -93,11 +93,16 @@ class RankedCopy:
 class RankedBlockCopies:
     """Rank 0's end: a :class:`~trtx.torch_engine.block_copies.BlockCopies` of every rank."""
 
-    def __init__(self, own: BlockCopies, ranks: Sequence[CopyingRank], close_others: Callable[[], None]) -> None:
-        """``own``: rank 0's. ``ranks``: the others, with as many blocks. ``close_others``: closes the ranks' copies."""
+    def __init__(
+        self, own: BlockCopies, ranks: Sequence[CopyingRank], rank_block_bytes: int, close_others: Callable[[], None]
+    ) -> None:
+        """``own``: rank 0's. ``ranks``: the others, with as many blocks of ``rank_block_bytes``.
+
+        ``close_others``: closes the ranks' copies.
+        """
         self.num_blocks = own.num_blocks
         self.block_bytes = own.block_bytes
-        self.num_ranks = 1 + len(ranks)
+        self.bytes_of_all_ranks = own.block_bytes + len(ranks) * rank_block_bytes
         self._own = own
         self._ranks = ranks
         self._close_others = close_others

@@ -35,7 +35,7 @@ from trtx.torch_engine.ranks.memory_requests import (
 from trtx.torch_engine.ranks.pipe import RankStart
 from trtx.torch_engine.ranks.plans import PlanWriter
 from trtx.torch_engine.runner import RunnerArgs, TorchRunner, create_runner
-from trtx.torch_engine.runner.host_copies import create_host_copies
+from trtx.torch_engine.runner.host_copies import create_host_copies, pools_of
 from trtx.torch_engine.runner.runner_memory import NewWeights
 from trtx.torch_engine.step import Batch, ExpertBalance, LaunchedStep, StepEmbedding
 
@@ -122,13 +122,16 @@ class LeadingRunner:
         Raises UsageError if a rank can't; the engine can't start then.
         """
         own: list[BlockCopies] = []
+        pools, block_bytes = pools_of(self), self.geometry.block_bytes
+        # Rank 0 alone has the draft model, so its blocks are larger; the others take no memory for more blocks.
+        of_others = num_bytes // sum(pool[0].nbytes for pool in pools) * block_bytes
         done = self._on_ranks(
-            OpenHostPool(num_bytes),
-            lambda: own.append(create_host_copies(self.pool, num_bytes, len(self.geometry.groups))),
+            OpenHostPool(of_others),
+            lambda: own.append(create_host_copies(pools, num_bytes, len(self.geometry.groups))),
         )
         done.raise_first()
         return RankedBlockCopies(
-            own[0], self.ranks, lambda: self._on_ranks(CloseHostPool(), lambda: None).raise_first()
+            own[0], self.ranks, block_bytes, lambda: self._on_ranks(CloseHostPool(), lambda: None).raise_first()
         )
 
     def _on_ranks(self, request: ShareRequest, own: Callable[[], None], among: Collection[int] | None = None) -> _Done:

@@ -21,7 +21,7 @@ from trtx.torch_engine.ranks.memory_requests import (
 )
 from trtx.torch_engine.ranks.part_reads import PartReads
 from trtx.torch_engine.runner import TorchRunner
-from trtx.torch_engine.runner.host_copies import create_host_copies
+from trtx.torch_engine.runner.host_copies import create_host_copies, pools_of
 from trtx.torch_engine.runner.runner_memory import NewWeights
 
 
@@ -84,7 +84,7 @@ class ShareMemory:
             return False
         if isinstance(request, OpenHostPool):
             groups = len(self._runner.geometry.groups)
-            copies = create_host_copies(self._runner.pool, request.num_bytes, groups)
+            copies = create_host_copies(pools_of(self._runner), request.num_bytes, groups)
             self.copies = FollowedCopies(copies, self._report)
             return False
         if isinstance(request, CloseHostPool):

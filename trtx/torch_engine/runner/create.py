@@ -35,7 +35,7 @@ from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.rank_sampler import FollowingSampler, LeadingSampler
 from trtx.torch_engine.runner.rank_split import RankGroup, RankSplit, VocabularyMultiplier
-from trtx.torch_engine.runner.regions import Region, open_region
+from trtx.torch_engine.runner.regions import zeroed_tensors
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner, scales_name
 from trtx.torch_engine.runner.runner_memory import RunnerMemory, WeightMemory
@@ -144,7 +144,9 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
         pools_to_come=shared.pools_to_come if shared is not None else 1,
     )  # fmt: skip
     num_blocks = num_blocks if group is None else group.smallest(num_blocks)
-    region, pool = _kv_pool(num_blocks, geometry, device, sleeps=args.sleeps)
+    region, (pool,) = zeroed_tensors(
+        [(num_blocks, *geometry.block_shape)], getattr(torch, geometry.dtype), device, sleeps=args.sleeps
+    )
     tables = new_block_tables(
         len(geometry.groups), max_batch_size=args.max_batch_size, max_seq_len=max_seq_len,
         tokens_per_block=args.tokens_per_block, device=device,
@@ -156,7 +158,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
     mrope = Mrope(config.rope, rotary, args.max_batch_size) if config.rope.mrope_section is not None else None
     levels = config.vision.deepstack_levels if config.vision is not None else 0
     if args.draft is not None and args.draft.kind == EAGLE3:
-        parts = EagleParts.of(args.draft, config, weights.embedding, cache, pool.shape[0], multiplier, dtype)
+        parts = EagleParts.of(args, config, weights.embedding, cache, pool.shape[0], multiplier, dtype)
     is_fused = device.type == "cuda" and not args.deterministic
     local = rotary_table(config.gemma3.local_rope, config.head_dim, positions, device) if config.gemma3 else None
     kernels = _kernels(
@@ -206,6 +208,7 @@ def _create(args: RunnerArgs, device: torch.device, group: RankGroup | None) -> 
             max_num_tokens=0,
         )  # fmt: skip
         runner.draft_model = parts.head(head, runner.block_table, sizes)
+        runner.memory.add(parts.memory)
     return runner
 
 
@@ -213,20 +216,6 @@ def _sampler(group: RankGroup | None) -> Callable[..., Sampler]:
     if group is None:
         return Sampler
     return partial(FollowingSampler if group.rank else LeadingSampler, group=group)
-
-
-def _kv_pool(
-    num_blocks: int, geometry: KvGeometry, device: torch.device, *, sleeps: bool
-) -> tuple[Region | None, torch.Tensor]:
-    """Returns a zeroed pool, and its region if its memory can be released.
-
-    Zeros, because a masked position must not hold a NaN, as uninitialized memory could.
-    """
-    shape, dtype = (num_blocks, *geometry.block_shape), getattr(torch, geometry.dtype)
-    if not sleeps:
-        return None, torch.zeros(shape, dtype=dtype, device=device)
-    region = open_region(num_blocks * geometry.block_bytes, device)
-    return region, region.bytes.view(dtype).view(shape)
 
 
 def _arithmetic(device: torch.device, dtype: str, split: RankSplit | None) -> str:

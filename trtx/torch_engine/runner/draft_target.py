@@ -23,6 +23,7 @@ class SmallModel:
         tokens.
         """
         self._runner = runner
+        self.pools = (runner.pool,)
         size = runner.geometry.tokens_per_block
         self.room = runner.max_position // size * size
 

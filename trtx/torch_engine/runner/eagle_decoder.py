@@ -23,15 +23,16 @@ _LAYER, _EMBEDDING, _TO_TARGET, _OF_TARGET = "midlayer", "embed_tokens.weight", 
 class EagleWeights:
     """The tensors of a public EAGLE-3 checkpoint, merged for serving.
 
-    ``projection`` [hidden, 3 * hidden] is the checkpoint's ``fc``. ``to_target`` [draft_vocab_size] int64: the target
-    model's id of each draft token.
+    ``projection`` [hidden, 3 * hidden] is the checkpoint's ``fc``. ``embedding``: None if the checkpoint has none, and
+    the head reads the target model's. ``to_target`` [draft_vocab_size] int64: the target model's id of each draft
+    token.
     """
 
     def __init__(
-        self, directory: Path, config: EagleConfig, embedding: Tensor, multiplier: Multiplier, dtype: torch.dtype
+        self, directory: Path, config: EagleConfig, device: torch.device, multiplier: Multiplier, dtype: torch.dtype
     ) -> None:
-        """``embedding``: the target model's, for a checkpoint without one. Raises UsageError."""
-        decoder, device = config.decoder, embedding.device
+        """Raises UsageError. Call :meth:`admit` before the first forward."""
+        decoder = config.decoder
         hidden, inner, vocab = decoder.hidden_size, decoder.intermediate_size, config.draft_vocab_size
         attention, mlp = f"{_LAYER}.self_attn", f"{_LAYER}.mlp"
         shapes = {
@@ -58,15 +59,11 @@ class EagleWeights:
         }
 
         def linear(*names: str) -> PlainLinear:
-            weight = torch.cat([found.pop(f"{name}.weight") for name in names])
-            multiplier.admit(weight)
-            return PlainLinear(weight, None, None, multiplier)
+            return PlainLinear(torch.cat([found.pop(f"{name}.weight") for name in names]), None, None, multiplier)
 
         self.projection = found["fc.weight"]
-        self.embedding = found.get(_EMBEDDING, embedding)
+        self.embedding = found.get(_EMBEDDING)
         self.head = found["lm_head.weight"]
-        multiplier.admit(self.projection)
-        multiplier.admit(self.head)
         self.final_norm = found["norm.weight"]
         self.hidden_norm = found[f"{_LAYER}.hidden_norm.weight"]
         self.layer = LayerWeights(
@@ -88,12 +85,22 @@ class EagleWeights:
             )
         self.to_target = ids.to(device)
 
+    def admit(self, multiplier: Multiplier) -> None:
+        """Announces the weights to what computes with them, once before their use."""
+        multiplier.admit(self.projection)
+        self.layer.qkv.admit()
+        self.layer.output.admit()
+        self.layer.mlp.admit()
+        multiplier.admit(self.head)
+
 
 class EagleDecoder:
     """The forward of the head, over its own KV cache."""
 
-    def __init__(self, weights: EagleWeights, kernels: Kernels, multiplier: Multiplier) -> None:
+    def __init__(self, weights: EagleWeights, embedding: Tensor, kernels: Kernels, multiplier: Multiplier) -> None:
+        """``embedding`` [vocab_size, hidden]: the head's own, or the target model's."""
         self._weights = weights
+        self._embedding = embedding
         self._kernels = kernels
         self._multiplier = multiplier
 
@@ -105,7 +112,7 @@ class EagleDecoder:
         """
         kernels, weights, layer = self._kernels, self._weights, self._weights.layer
         inputs = kernels.planned(inputs, features.dtype)
-        embedded = F.embedding(inputs.token_ids, weights.embedding)
+        embedded = F.embedding(inputs.token_ids, self._embedding)
         joined = torch.cat(
             (kernels.rms_norm(embedded, layer.input_norm), kernels.rms_norm(features, weights.hidden_norm)), dim=-1
         )

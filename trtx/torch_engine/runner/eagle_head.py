@@ -100,14 +100,19 @@ class EagleHead:
         features: FeatureStore,
         cache: KvCache,
         block_table: BlockTable,
+        pools: tuple[Tensor, ...],
     ) -> None:
-        """``cache``: the head's KV, in blocks with the target model's ids. ``block_table``: the target model's."""
+        """``cache``: the head's KV, in blocks with the target model's ids. ``block_table``: the target model's.
+
+        ``pools``: the memory of both the KV and the features.
+        """
         self._decoder = decoder
         self._chain = chain
         self._features = features
         self._device = cache.pool.device
         self._padding_slot = cache.padding_slot
         self._block_table = block_table
+        self.pools = pools
         self.room = cache.block_table.shape[1] * cache.tokens_per_block
 
     @torch.inference_mode()
@@ -117,6 +122,8 @@ class EagleHead:
         inputs, drafting = self._inputs(shares), [share for share in shares if share.count]
         hidden = self._decoder.hidden(inputs, self._features.read(inputs))
         if not drafting:
+            if self._device.type == "cuda":  # the host tier may copy what this pass writes
+                torch.cuda.current_stream(self._device).synchronize()
             return [[] for _ in shares]
         tokens = self._decoder.tokens(hidden)
         places = [

@@ -21,17 +21,22 @@ class FeatureStore:
     """
 
     def __init__(
-        self, layers: tuple[int, ...], projection: Tensor, cache: KvCache, num_blocks: int, multiplier: Multiplier
+        self, layers: tuple[int, ...], projection: Tensor, cache: KvCache, rows: Tensor, multiplier: Multiplier
     ) -> None:
-        """``layers``: whose outputs are projected. ``projection`` [hidden, len(layers) * hidden]."""
+        """``layers``: whose outputs are projected. ``projection`` [hidden, len(layers) * hidden]. ``rows``: zeros."""
         self.layers = frozenset(layers)
         self._last = layers[-1]
         self._projection = projection
         self._multiplier = multiplier
         self._cache = cache
-        self._padding_row = num_blocks * cache.tokens_per_block
-        self.rows = projection.new_zeros(self._padding_row + 1, projection.shape[0])
+        self._padding_row = rows.shape[0] - 1
+        self.rows = rows
         self._captured: list[Tensor] = []
+
+    @property
+    def blocks(self) -> Tensor:
+        """The features of each block, ``[num_blocks, tokens_per_block, hidden]``."""
+        return self.rows[:-1].view(-1, self._cache.tokens_per_block, self.rows.shape[1])
 
     def capture(self, layer: int, residual: Tensor, inputs: PassInputs) -> None:
         """Takes the output of a layer. With that of the last one, stores the features of all tokens of a forward."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from trtx.errors import UsageError
 from trtx.memory.host import host_cache_shortage, host_cache_too_small, host_memory
 from trtx.torch_engine.block_copies import BlockCopies
+from trtx.torch_engine.step import ModelRunner
 
 
 def check_host_memory(num_bytes: int, ranks: int = 1) -> None:
@@ -32,20 +33,26 @@ def check_host_memory(num_bytes: int, ranks: int = 1) -> None:
         raise UsageError(shortage)
 
 
-def create_host_copies(pool: Tensor, num_bytes: int, num_groups: int) -> BlockCopies:
-    """Allocates host memory for as many of the pool's blocks as ``num_bytes`` holds. Pinning takes 1 s for 4 GiB.
+def pools_of(runner: ModelRunner) -> tuple[Tensor, ...]:
+    """Returns contiguous tensors ``[num_blocks, ...]``: the KV of each block, and what a draft model keeps for it."""
+    model = runner.draft_model
+    return (runner.pool,) if model is None else (runner.pool, *model.pools)
 
-    ``num_groups``: KV cache groups of the model. Raises UsageError if ``num_bytes`` holds less than a block of each
-    group, or is more than the driver pins.
+
+def create_host_copies(pools: Sequence[Tensor], num_bytes: int, num_groups: int) -> BlockCopies:
+    """Allocates host memory for as many blocks as ``num_bytes`` holds. Pinning takes 1 s for 4 GiB.
+
+    ``pools``: see :func:`pools_of`. ``num_groups``: KV cache groups of the model. Raises UsageError if ``num_bytes``
+    holds less than a block of each group, or is more than the driver pins.
     """
-    block_bytes = pool[0].numel() * pool.element_size()
+    parts = [pool.view(pool.shape[0], -1).view(torch.uint8) for pool in pools]
+    block_bytes = sum(part.shape[1] for part in parts)
     if (problem := host_cache_too_small(num_bytes, block_bytes, num_groups)) is not None:
         raise UsageError(problem)
     num_blocks = num_bytes // block_bytes
-    blocks = pool.view(torch.uint8).view(pool.shape[0], block_bytes)
-    if pool.device.type == "cuda":
-        return CudaBlockCopies(blocks, num_blocks)
-    return CpuBlockCopies(blocks, num_blocks)
+    if parts[0].device.type == "cuda":
+        return CudaBlockCopies(parts, num_blocks)
+    return CpuBlockCopies(parts, num_blocks)
 
 
 def runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -71,25 +78,25 @@ class DoneCopy:
 class CpuBlockCopies:
     """Copies between two pools in host memory."""
 
-    num_ranks = 1
-
-    def __init__(self, blocks: Tensor, num_blocks: int) -> None:
-        """``blocks``: the device's pool as bytes, ``[num_blocks, block_bytes]``."""
+    def __init__(self, parts: Sequence[Tensor], num_blocks: int) -> None:
+        """``parts``: the device's pools as bytes, ``[num_blocks, bytes of a block's part]`` each."""
         self.num_blocks = num_blocks
-        self.block_bytes = blocks.shape[1]
-        self._device = blocks
-        self._host = torch.empty(num_blocks, self.block_bytes, dtype=torch.uint8)
+        self.block_bytes = self.bytes_of_all_ranks = sum(part.shape[1] for part in parts)
+        self._device = parts
+        self._host = [torch.empty(num_blocks, part.shape[1], dtype=torch.uint8) for part in parts]
 
     def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> DoneCopy:
         began = time.perf_counter()
         for source, target, count in runs(device_ids, host_ids):
-            self._host[target : target + count] = self._device[source : source + count]
+            for host, device in zip(self._host, self._device, strict=True):
+                host[target : target + count] = device[source : source + count]
         return DoneCopy(time.perf_counter() - began)
 
     def load(self, host_ids: Sequence[int], device_ids: Sequence[int], *, after_stores: bool) -> DoneCopy:
         began = time.perf_counter()
         for source, target, count in runs(host_ids, device_ids):
-            self._device[target : target + count] = self._host[source : source + count]
+            for host, device in zip(self._host, self._device, strict=True):
+                device[target : target + count] = host[source : source + count]
         return DoneCopy(time.perf_counter() - began)
 
     def hold_steps(self) -> None: ...
@@ -118,41 +125,44 @@ class CudaCopy:
 class CudaBlockCopies:
     """Copies between the KV pool on a GPU and pinned host memory. The GPU never waits for the host."""
 
-    num_ranks = 1
-
-    def __init__(self, blocks: Tensor, num_blocks: int) -> None:
-        """``blocks``: the device's pool as bytes, ``[num_blocks, block_bytes]``."""
+    def __init__(self, parts: Sequence[Tensor], num_blocks: int) -> None:
+        """``parts``: the device's pools as bytes, ``[num_blocks, bytes of a block's part]`` each."""
         self.num_blocks = num_blocks
-        self.block_bytes = blocks.shape[1]
-        self._device = blocks
+        self.block_bytes = self.bytes_of_all_ranks = sum(part.shape[1] for part in parts)
+        self._parts = parts
         self._memory = PinnedMemory(num_blocks * self.block_bytes)
-        self._host = self._memory.tensor.view(num_blocks, self.block_bytes)
-        self._stores = torch.cuda.Stream(blocks.device)
-        self._loads = torch.cuda.Stream(blocks.device)
+        widths = [part.shape[1] for part in parts]
+        memory = self._memory.tensor.split([num_blocks * width for width in widths])
+        self._host = [one.view(num_blocks, width) for one, width in zip(memory, widths, strict=True)]
+        self._device = parts[0].device
+        self._stores = torch.cuda.Stream(self._device)
+        self._loads = torch.cuda.Stream(self._device)
 
     def store(self, device_ids: Sequence[int], host_ids: Sequence[int]) -> CudaCopy:
         # The blocks were written by steps whose results the host has, so their contents are there.
-        return self._copy(self._stores, self._device, device_ids, self._host, host_ids)
+        return self._copy(self._stores, self._parts, device_ids, self._host, host_ids)
 
     def load(self, host_ids: Sequence[int], device_ids: Sequence[int], *, after_stores: bool) -> CudaCopy:
         if after_stores:
             self._loads.wait_stream(self._stores)
-        return self._copy(self._loads, self._host, host_ids, self._device, device_ids)
+        return self._copy(self._loads, self._host, host_ids, self._parts, device_ids)
 
     @staticmethod
     def _copy(
-        stream: torch.cuda.Stream, source: Tensor, source_ids: Sequence[int], target: Tensor, target_ids: Sequence[int]
-    ) -> CudaCopy:
+        stream: torch.cuda.Stream, sources: Sequence[Tensor], source_ids: Sequence[int], targets: Sequence[Tensor],
+        target_ids: Sequence[int],
+    ) -> CudaCopy:  # fmt: skip
         copy = CudaCopy()
         with torch.cuda.stream(stream):
             copy.began.record(stream)
             for first, second, count in runs(source_ids, target_ids):
-                target[second : second + count].copy_(source[first : first + count], non_blocking=True)
+                for source, target in zip(sources, targets, strict=True):
+                    target[second : second + count].copy_(source[first : first + count], non_blocking=True)
             copy.ended.record(stream)
         return copy
 
     def hold_steps(self) -> None:
-        torch.cuda.current_stream(self._device.device).wait_stream(self._stores)
+        torch.cuda.current_stream(self._device).wait_stream(self._stores)
 
     def wait_for_stores(self) -> None:
         self._stores.synchronize()

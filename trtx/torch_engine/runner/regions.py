@@ -10,11 +10,15 @@ import fcntl
 import mmap
 import os
 import warnings
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+_ALIGNMENT = 256  # of the tensors in a region
 _F_SEAL_FUTURE_WRITE = 0x10  # <linux/fcntl.h>; Python has no name for it
 
 
@@ -104,6 +108,24 @@ def open_region(num_bytes: int, device: torch.device) -> Region:
     from trtx.torch_engine.runner.cuda_regions import CudaRegion
 
     return CudaRegion(num_bytes, device)
+
+
+def zeroed_tensors(
+    shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device, *, sleeps: bool
+) -> tuple[Region | None, list[Tensor]]:
+    """Returns a tensor of each shape, and the region that they share if their memory can be released.
+
+    Zeros, because a masked position must not hold a NaN, as uninitialized memory could.
+    """
+    if not sleeps:
+        return None, [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+    sizes = [-(-prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
+    region = open_region(sum(sizes), device)
+    begins = accumulate(sizes, initial=0)
+    return region, [
+        region.bytes[begin : begin + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        for begin, shape in zip(begins, shapes, strict=False)
+    ]
 
 
 def create_shared_region(num_bytes: int, device: torch.device) -> SharedRegion:

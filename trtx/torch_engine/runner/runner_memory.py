@@ -19,6 +19,7 @@ from torch import Tensor
 from trtx.errors import UsageError
 from trtx.torch_engine.messages import MemoryTag
 from trtx.torch_engine.runner.cuda_regions import OutOfDeviceMemory
+from trtx.torch_engine.runner.eagle_decoder import EagleWeights
 from trtx.torch_engine.runner.regions import Region, open_region
 from trtx.torch_engine.runner.shared_weights import SharedWeights
 from trtx.torch_engine.runner.weight_tensors import named_weights
@@ -28,7 +29,8 @@ _REGION_BYTES = 512 << 20
 """Size of a region of weights: what a device needs twice while the weights move into their regions."""
 _ALIGNMENT = 256
 
-ReadWeights = Callable[[Path], DecoderWeights]
+Weights = DecoderWeights | EagleWeights
+ReadWeights = Callable[[Path], Weights]
 """Reads a checkpoint's weights into host memory, as the runner's device has them. Raises UsageError."""
 
 
@@ -41,16 +43,16 @@ class NewWeights:
 
 
 class WeightMemory:
-    """A decoder's weights, with the source from which they are restored and updated."""
+    """The weights of a decoder or of an EAGLE-3 head, with the source from which they are restored and updated."""
 
     def __init__(
-        self, weights: DecoderWeights, model_dir: Path, read: ReadWeights, shared: SharedWeights | None = None
+        self, weights: Weights, model_dir: Path, read: ReadWeights, shared: SharedWeights | None = None
     ) -> None:
         """``shared``: the memory that this engine shares with others; it belongs to this object then."""
         self.weights = weights
         self.shared = shared
         self._tensors = named_weights(weights)
-        self._device = weights.embedding.device
+        self.device = weights.head.device
         self._source = model_dir
         self._read = read
         self._regions: list[Region] = []
@@ -82,8 +84,8 @@ class WeightMemory:
 
     def _new_region(self, num_bytes: int) -> Tensor:
         if self.shared is not None:
-            return self.shared.new_region(num_bytes, self._device).bytes
-        self._regions.append(region := open_region(num_bytes, self._device))
+            return self.shared.new_region(num_bytes, self.device).bytes
+        self._regions.append(region := open_region(num_bytes, self.device))
         return region.bytes
 
     def _fill_region(self, index: int, group: list[list[str]], num_bytes: int) -> None:
@@ -92,7 +94,7 @@ class WeightMemory:
         for names in group:
             source = self._tensors[names[0]].untyped_storage()
             count = source.nbytes()
-            whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(source, 0, (count,), (1,))
+            whole = torch.empty(0, dtype=torch.uint8, device=self.device).set_(source, 0, (count,), (1,))
             contents[begin : begin + count].copy_(whole)
             for name in names:
                 tensor = self._tensors[name]
@@ -101,7 +103,7 @@ class WeightMemory:
                 self._region_of[name] = index
             begin += _aligned(count)
         del source, whole
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def release(self) -> None:
@@ -188,8 +190,8 @@ class WeightMemory:
     def _write(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
             self._tensors[name].copy_(value)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 class _HostCopy:
@@ -263,10 +265,10 @@ class RunnerMemory:
         self._weights = weights
         self._pool = pool
         self._others: list[SleepingRunner] = []
-        self._device = weights.weights.embedding.device
+        self._device = weights.device
 
     def add(self, runner: SleepingRunner) -> None:
-        """Also releases and restores the memory of a draft model's ``runner``. Its weights are not updated."""
+        """Also releases and restores the memory of a draft model. Its weights are not updated."""
         self._others.append(runner)
 
     def release(self, tags: Collection[MemoryTag]) -> None:
@@ -340,7 +342,8 @@ class RunnerMemory:
     @property
     def kv_scales(self) -> Tensor | None:
         """Scales of a float8 KV pool, ``[num_layers, 2]``; None while the weights are released."""
-        return None if self._weights.is_released else self._weights.weights.kv_scales
+        weights = self._weights.weights
+        return weights.kv_scales if isinstance(weights, DecoderWeights) and not self._weights.is_released else None
 
 
 def _aligned(num_bytes: int) -> int:

@@ -236,8 +236,7 @@ class OracleCopy:
 class OracleCopies:
     """Host memory beside an oracle's cells. ``delay`` gives the polls that the next copy takes."""
 
-    block_bytes = 8
-    num_ranks = 1
+    block_bytes = bytes_of_all_ranks = 8
 
     def __init__(self, runner: OracleRunner, num_blocks: int, delay: Callable[[], int] = lambda: 1) -> None:
         self.runner, self.num_blocks, self.delay = runner, num_blocks, delay

@@ -44,7 +44,7 @@ class Tiered(Harness):
             self.theirs = OracleCopies(leader.other, host_blocks, delay)
             rank = OracleRank(self.theirs)
             own = self.copies = OracleCopies(leader, host_blocks, delay)
-            copies = RankedBlockCopies(own, [rank], rank.followed.close)
+            copies = RankedBlockCopies(own, [rank], own.block_bytes, rank.followed.close)
         else:
             copies = self.copies = OracleCopies(self.runner, host_blocks, delay)
         self.core = EngineCore(

@@ -29,11 +29,12 @@ def two_ranks(args: RunnerArgs) -> Tiered:
     ("case", "count", "requests", "share"),
     [
         (Case(), 20, 100, 4),
+        (Case(shape=(("num_hidden_layers", 4),), draft="Eagle3"), 20, 100, 4),
         (Case(kv_dtype="fp8", batch=64, longest_answer=24), 40, 160, 4),
         pytest.param(Case("qwen3_moe", overlap=False, host_share=3), 20, 100, 4, marks=pytest.mark.proof),
         pytest.param(Case(), 400, 5000, 10, marks=pytest.mark.proof),
     ],
-    ids=["plain", "fp8-preempted", "experts-evicting", "five-thousand"],
+    ids=["plain", "eagle", "fp8-preempted", "experts-evicting", "five-thousand"],
 )
 def test_small_pools_of_two_ranks_above_host_memory_answer_like_large_ones(
     case: Case, count: int, requests: int, share: int, tmp_path: Path
@@ -51,6 +52,6 @@ def test_a_rank_copies_blocks_of_its_own_heads_and_too_little_memory_is_refused(
     with pytest.raises(UsageError, match=f"the smallest host tier of this model has {block_bytes} bytes"):
         tiered.new_copies(block_bytes - 1)
     copies = tiered.new_copies(2 * block_bytes)
-    assert (copies.num_blocks, copies.num_ranks, copies.block_bytes) == (2, 2, block_bytes)
+    assert (copies.num_blocks, copies.bytes_of_all_ranks, copies.block_bytes) == (2, 2 * block_bytes, block_bytes)
     copies.close()
     tiered.close()

@@ -116,7 +116,7 @@ class RecordingModel:
     """A draft model that records (number of known tokens, drafted tokens) of each draft of another one."""
 
     def __init__(self, model: DraftModel) -> None:
-        self.token_shift, self.room = model.token_shift, model.room
+        self.token_shift, self.room, self.pools = model.token_shift, model.room, model.pools
         self.drafts: list[tuple[int, list[int]]] = []
         self._model = model
 

@@ -45,7 +45,7 @@ class KnowingModel:
     """
 
     def __init__(self, model: DraftModel, known: Sequence[list[int]], *, right: float, seed: int = 0) -> None:
-        self.token_shift, self.room = model.token_shift, model.room
+        self.token_shift, self.room, self.pools = model.token_shift, model.room, model.pools
         self._model, self._known, self._right = model, known, right
         self._dice = random.Random(seed)
 

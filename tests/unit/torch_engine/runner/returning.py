@@ -11,18 +11,27 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
+from eagle_reference import CAPTURED, head_tensors, save_head
+from knowing_drafter import KnowingModel
+from noisy_drafts import save_noisy, with_tokenizer
 from runner_player import VOCAB, build, random_prompt, save
+from transformers import PreTrainedModel
 
 from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.core.engine_core import EngineCore
 from trtx.torch_engine.core.scheduler_limits import SchedulerLimits
+from trtx.torch_engine.core.speculation.create import create_speculation
+from trtx.torch_engine.core.speculation.speculation import Speculation
+from trtx.torch_engine.llm_args import SpeculativeConfig
 from trtx.torch_engine.llmapi.sampling import SamplingParams, resolve_sampling
 from trtx.torch_engine.messages import Submit
-from trtx.torch_engine.runner import RunnerArgs
+from trtx.torch_engine.runner import DraftArgs, RunnerArgs
+from trtx.torch_engine.runner.host_copies import pools_of
 from trtx.torch_engine.step import ModelRunner
 
 SIZE = 8
 BLOCKS_EACH = 12  # of a conversation, about
+MOST_DRAFTED, RIGHT = 3, 0.6  # RIGHT: share of the drafted tokens that are replaced by right ones
 SALTS = (None, "one", "two", "three")
 
 
@@ -83,6 +92,7 @@ def play(
     batch: int = 5,
     step_tokens: int = 64,
     waiting: int = 8,
+    speculation: Speculation | None = None,
     on_step: Callable[[EngineCore], None] = lambda core: core.check(),
 ) -> EngineCore:
     """Serves all turns, ``waiting`` at once, on the first ``num_blocks`` blocks of the runner's pool.
@@ -93,7 +103,7 @@ def play(
     whole, runner.num_blocks = runner.num_blocks, num_blocks
     core = EngineCore(
         runner, SchedulerLimits(batch, step_tokens), disable_overlap_scheduler=not overlap, host_copies=copies,
-        event_buffer_max_size=1_000_000,
+        event_buffer_max_size=1_000_000, speculation=speculation,
     )  # fmt: skip
     runner.num_blocks = whole
     idle = [talk for talk in talks if talk.turns]
@@ -169,6 +179,7 @@ class Case:
     batch: int = 5
     longest_answer: int = 5
     host_share: int = 1  # the tier holds one in so many conversations
+    draft: str = ""  # decoding type of a draft model
 
     @property
     def preempts(self) -> bool:
@@ -185,17 +196,31 @@ class Tiered:
     close: Callable[[], None]
 
 
+def save_draft(kind: str, model: PreTrainedModel, directory: Path) -> DraftArgs:
+    """Writes a draft model for ``model``, whose weights change. An EAGLE-3 head has random weights."""
+    directory.mkdir()
+    if kind == "Eagle3":
+        return DraftArgs(kind, str(save_head(directory, head_tensors())), CAPTURED)
+    return DraftArgs(kind, str(save_noisy(model, directory)))
+
+
 def compare(
     directory: Path, case: Case, create: Callable[[RunnerArgs], Tiered], *, count: int, requests: int, share: int
 ) -> None:
-    """Compares the answers of a small pool above host memory with those of a large pool."""
+    """Compares the answers of a small pool above host memory with those of a large pool.
+
+    With a draft model, only the small pool's engine drafts.
+    """
     model = build(case.family, **{name: list(v) if isinstance(v, tuple) else v for name, v in case.shape})
+    (directory / "target").mkdir()
+    target = with_tokenizer(save(model, directory / "target"))
+    draft = save_draft(case.draft, model, directory / "draft") if case.draft else None
     small, large = count * BLOCKS_EACH // share, count * 32
     tiered = create(
         RunnerArgs(
-            model_dir=save(model, directory), device="cpu", tokens_per_block=SIZE, num_blocks=2 * large,
+            model_dir=target, device="cpu", tokens_per_block=SIZE, num_blocks=2 * large,
             max_batch_size=case.batch, deterministic=True, kv_dtype=case.kv_dtype, cpu_threads=1,
-            max_num_tokens=16 * case.batch,
+            max_num_tokens=16 * case.batch, draft=draft, max_draft_len=MOST_DRAFTED if draft else 0,
         )
     )  # fmt: skip
     runner = tiered.runner
@@ -207,14 +232,27 @@ def compare(
     served(expected, seed=1, num_blocks=groups * large, on_step=lambda core: None)
     found = conversations(3, count, requests, longest_answer=case.longest_answer)
     host = count * BLOCKS_EACH // case.host_share if case.host_share > 1 else large
-    copies = tiered.new_copies(host * groups * runner.geometry.block_bytes)
-    core = served(found, seed=2, num_blocks=small * groups, copies=copies)
+    copies = tiered.new_copies(host * groups * sum(pool[0].nbytes for pool in pools_of(runner)))
+    speculation = None
+    if case.draft:
+        assert runner.draft_model is not None
+        known = [sent for talk in expected for sent in talk.sent]
+        runner.draft_model = KnowingModel(runner.draft_model, known, right=RIGHT)
+        config = SpeculativeConfig(
+            decoding_type=case.draft, max_draft_len=MOST_DRAFTED, draft_len_schedule={case.batch: MOST_DRAFTED}
+        )
+        speculation = create_speculation(config, runner, max_num_tokens=16 * case.batch)
+    core = served(found, seed=2, num_blocks=small * groups, copies=copies, speculation=speculation)
     assert_same(found, expected)
     assert core.tier is not None
     tier, cancelled = core.tier.counters, sum(len(talk.cancelled) for talk in found)
     print(f"{requests} requests, {cancelled} cancelled, {core.scheduler.num_preemptions} preemptions; blocks: "
           f"{tier.stored} stored, {tier.loaded} loaded, {tier.evicted} evicted, {tier.dropped} dropped")  # fmt: skip
     assert tier.loaded > requests
+    if speculation is not None:
+        counts = speculation.counts
+        print(f"{counts.drafts} drafts, {sum(counts.accepted)} of {sum(counts.drafted)} tokens accepted")
+        assert 0 < sum(counts.accepted) < sum(counts.drafted)
     assert cancelled
     assert bool(tier.evicted) == (case.host_share > 1)
     assert bool(core.scheduler.num_preemptions) == case.preempts

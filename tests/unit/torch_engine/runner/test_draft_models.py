@@ -64,7 +64,7 @@ def test_a_prefix_hit_saves_the_draft_model_its_prompt(target: Path, draft: Path
     assert model is not None
 
     class Counting:
-        token_shift, room = model.token_shift, model.room
+        token_shift, room, pools = model.token_shift, model.room, model.pools
 
         def draft(self, shares):  # type: ignore[no-untyped-def]
             computed.extend(len(share.tokens) for share in shares)

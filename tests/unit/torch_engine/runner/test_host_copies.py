@@ -9,7 +9,7 @@ import pytest
 from returning import Case, Tiered, compare
 
 from trtx.torch_engine.runner import RunnerArgs, create_runner
-from trtx.torch_engine.runner.host_copies import create_host_copies, runs
+from trtx.torch_engine.runner.host_copies import create_host_copies, pools_of, runs
 
 PLAIN = Case()
 FP8 = Case(kv_dtype="fp8", overlap=False)
@@ -20,14 +20,14 @@ WINDOWS = Case(
     host_share=3,  # the tier evicts too
 )  # fmt: skip
 SINKS = Case("gpt_oss", host_share=3)
+DRAFTS = [Case(shape=(("num_hidden_layers", 4),), draft=kind) for kind in ("Eagle3", "Draft_Target")]
 PREEMPTED = replace(FP8, overlap=True, batch=64, longest_answer=24)
 
 
 def one_rank(args: RunnerArgs) -> Tiered:
     runner = create_runner(args)
-    return Tiered(
-        runner, lambda num_bytes: create_host_copies(runner.pool, num_bytes, len(runner.geometry.groups)), runner.close
-    )  # fmt: skip
+    groups = len(runner.geometry.groups)
+    return Tiered(runner, lambda num_bytes: create_host_copies(pools_of(runner), num_bytes, groups), runner.close)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,14 @@ def one_rank(args: RunnerArgs) -> Tiered:
 )
 def test_a_small_pool_above_host_memory_answers_like_a_large_one(case: Case, tmp_path: Path) -> None:
     compare(tmp_path, case, one_rank, count=20, requests=100, share=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", DRAFTS, ids=lambda case: case.draft)
+def test_five_hundred_requests_with_a_draft_model_get_the_bits_of_a_large_pool_without_one(
+    case: Case, tmp_path: Path
+) -> None:
+    compare(tmp_path, case, one_rank, count=50, requests=500, share=5)
 
 
 @pytest.mark.proof

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from trtx.torch_engine.block_copies import BlockCopies, BlockCopy
 from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.draft_kv import DraftKv
 from trtx.torch_engine.core.host_tier.loads import HostLoad
 from trtx.torch_engine.core.host_tier.request_counts import AskedNames
 from trtx.torch_engine.core.kv_events import KvEventLog
@@ -89,7 +90,7 @@ class _Leaving:
 
     left: Callable[[list[bytes]], None]
 
-    def holds(self, name: bytes) -> bool:
+    def is_copied(self, block_id: int, name: bytes) -> bool:
         return True
 
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
@@ -117,17 +118,22 @@ class HostTier:
         *,
         min_priority: int | None = None,
         events: KvEventLog | None = None,
+        draft_kv: DraftKv | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``min_priority``: blocks of a lower retention priority are not stored."""
+        """``min_priority``: blocks of a lower retention priority are not stored.
+
+        ``draft_kv``: of a draft model, whose part of each block is copied too.
+        """
         self.pool = BlockPool(copies.num_blocks, device.tokens_per_block)
         self.pool.below = _Leaving(self._left)
         self.counters = TierCounters()
-        self.block_bytes = copies.block_bytes * copies.num_ranks
+        self.block_bytes = copies.bytes_of_all_ranks
         self._device = device
         self._copies = copies
         self._min_priority = min_priority
         self._events = events
+        self._draft_kv = draft_kv
         self._clock = clock
         self._asked = AskedNames(4 * (copies.num_blocks + device.num_blocks))
         self._most_storing = max(1, min(MOST_STORING, MOST_STORING_BYTES // copies.block_bytes))
@@ -147,10 +153,18 @@ class HostTier:
     def holds(self, name: bytes) -> bool:
         return name in self._storing or self.pool.find(name) is not None
 
+    def is_copied(self, block_id: int, name: bytes) -> bool:
+        if name in self._storing:
+            return True
+        host_id = self.pool.find(name)
+        if host_id is None:
+            return False
+        return self._draft_kv is None or not self._draft_kv.copy_lacks(host_id, block_id, name)
+
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
         for block_id, name in blocks:
-            if not self.holds(name) and not self._store(block_id, name, self._most_storing):
-                self.counters.dropped += 1
+            if not self.is_copied(block_id, name) and not self._store(block_id, name, self._most_storing):
+                self.counters.dropped += not self.holds(name)
             if self._sources[block_id]:
                 self._must_hold = True
 
@@ -183,6 +197,10 @@ class HostTier:
         """Queues a store, unless the policy rejects the content or ``most_storing`` stores are under way."""
         if len(self._storing) >= most_storing or not self._is_worth_it(block_id, name):
             return False
+        if (older := self.pool.find(name)) is not None:  # it lacks draft KV
+            if not self.pool.num_evictable([older]):
+                return False  # a load reads it
+            self.pool.forget([older])
         allocated = self.pool.allocate(1)
         if allocated is None:
             return False  # loads and stores hold every block
@@ -270,20 +288,37 @@ class HostTier:
         ``prompt_tokens``: those that the step computes.
         """
         self._store_ahead(prompt_tokens // self._device.tokens_per_block)
+        self._start_stores()
+        for load in self._loads:
+            if load.copy is None:
+                overlaps = any(self._sources[block_id] for block_id in load.device_ids)
+                if self._draft_kv is not None:
+                    for device_id in load.device_ids:
+                        self._draft_kv.loading(device_id)
+                load.copy = self._copies.load(load.host_ids, load.device_ids, after_stores=overlaps)
+        self._hold()
+        if before_reads and self._stores:
+            self._copies.wait_for_stores()  # a peer's read may write to a block that a store still reads
+
+    def before_drafts(self) -> None:
+        """Starts the queued stores before a draft model writes into blocks that were evicted since the last start."""
+        self._start_stores()
+        self._hold()
+
+    def _start_stores(self) -> None:
         queued = self._queued
         if queued.names:
             copy = self._copies.store(queued.device_ids, queued.host_ids)
             self._stores.append(_Store(queued.names, queued.device_ids, queued.host_ids, copy))
+            if self._draft_kv is not None:
+                for name, device_id, host_id in zip(queued.names, queued.device_ids, queued.host_ids, strict=True):
+                    self._draft_kv.storing(device_id, host_id, name)
             self._queued = _Queued()
-        for load in self._loads:
-            if load.copy is None:
-                overlaps = any(self._sources[block_id] for block_id in load.device_ids)
-                load.copy = self._copies.load(load.host_ids, load.device_ids, after_stores=overlaps)
+
+    def _hold(self) -> None:
         if self._must_hold:
             self._copies.hold_steps()
             self._must_hold = False
-        if before_reads and self._stores:
-            self._copies.wait_for_stores()  # a peer's read may write to a block that a store still reads
 
     def collect(self) -> list[HostLoad]:
         """Processes finished copies. Returns the loads whose sequences can continue or have to recompute.
@@ -331,7 +366,9 @@ class HostTier:
 
     def _restore(self, load: HostLoad) -> None:
         self._device.restore(load.device_ids, load.names)
-        for name, host_id in zip(load.names, load.host_ids, strict=True):
+        for name, host_id, device_id in zip(load.names, load.host_ids, load.device_ids, strict=True):
+            if self._draft_kv is not None:
+                self._draft_kv.loaded(host_id, device_id, name)
             if (retained := self.pool.priorities.retained(host_id)) is not None:
                 self._device.retain(name, retained)
 

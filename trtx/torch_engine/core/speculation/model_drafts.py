@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from trtx.torch_engine.core.draft_kv import DraftKv
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.drafters import Draft
 from trtx.torch_engine.drafting import DraftModel, DraftShare
@@ -42,7 +43,7 @@ class ModelDrafts:
         self._model = model
         self._size = tokens_per_block
         self._max_num_tokens = max_num_tokens
-        self._whole: dict[int, bytes] = {}  # block id to the name of the content that its draft KV belongs to
+        self.kv = DraftKv()
 
     def outlook(self, sequences: SequenceOf[Sequence], most: SequenceOf[int]) -> list[Draft]:
         return [
@@ -94,7 +95,7 @@ class ModelDrafts:
         """Leading positions of a newly admitted sequence whose draft KV another sequence has computed."""
         blocks, names = sequence.block_ids[0], sequence.block_names
         count = 0
-        while count < sequence.num_reused and self._whole.get(blocks[count]) == names[count]:
+        while count < sequence.num_reused and self.kv.is_whole(blocks[count], names[count]):
             count += 1
         # The last position of a block was computed with the token that followed it in the other sequence.
         return max(0, min(count * self._size, sequence.num_known - 1) - self._model.token_shift)
@@ -106,9 +107,8 @@ class ModelDrafts:
         blocks, names = share.block_ids[0], sequence.block_names
         for index in range(share.start // self._size, -(-(end + len(tokens)) // self._size)):
             if index < len(blocks):
-                self._whole.pop(blocks[index], None)
-            if index < min(end // self._size, len(names)):
-                self._whole[blocks[index]] = names[index]
+                is_whole = index < min(end // self._size, len(names))
+                self.kv.written(blocks[index], names[index] if is_whole else None)
 
 
 def _progress(sequence: Sequence) -> ModelProgress:

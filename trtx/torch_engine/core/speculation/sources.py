@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol, cast
 
+from trtx.torch_engine.core.draft_kv import DraftKv
 from trtx.torch_engine.core.sequence import Sequence
 from trtx.torch_engine.core.speculation.drafters import NO_DRAFT, Draft, Drafter, DraftState
 
 
 class DraftSource(Protocol):
     """Drafts for the decoding sequences of one step, in two calls: a cheap outlook, and then the tokens."""
+
+    @property
+    def kv(self) -> DraftKv | None:
+        """What is known of a draft model's KV; None without such a model."""
 
     def outlook(self, sequences: SequenceOf[Sequence], most: SequenceOf[int]) -> list[Draft]:
         """Returns what can be drafted for each sequence, at most ``most[i]`` tokens, without work on the device.
@@ -30,6 +35,8 @@ class DraftSource(Protocol):
 
 class LookupDrafts:
     """Drafts that a :class:`Drafter` finds among known tokens."""
+
+    kv: None = None
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter

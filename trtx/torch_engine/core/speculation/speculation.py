@@ -55,6 +55,7 @@ class Speculation:
         flight costs nothing.
         """
         self._source = source
+        self.draft_kv = source.kv
         self._lengths = lengths
         self._is_asynchronous = is_asynchronous
         self.counts = SpeculationCounts()
