@@ -182,7 +182,7 @@ class BlockPool:
     def _cache(self, block_id: int, name: bytes) -> None:
         priority = self.priorities.begin(block_id)
         self._cached.add(block_id, priority)
-        if self.below is not None and not self.below.holds(name):
+        if self.below is not None and self.below.stores:
             self._uncopied.add(block_id, priority)
 
     def _reorder(self, block_id: int) -> None:
@@ -356,9 +356,10 @@ class BlockPool:
             named == self._block_of,
             f"{len(named)} blocks carry a name, {len(self._block_of)} names lead to a block; expected the same pairs",
         )
-        below = [b for b in self._cached if self.below is None or self.below.holds(self._names[b] or b"")]
-        wrong_copies = set(self._uncopied) - (set(self._cached) - set(below))
-        _require(not wrong_copies, f"blocks {sorted(wrong_copies)} are to be copied, and are not cached or have a copy")
+        _require(
+            set(self._uncopied) <= set(self._cached),
+            f"blocks {sorted(set(self._uncopied) - set(self._cached))} are to be copied, and are not cached",
+        )
         _require(
             self._unreported <= named.keys(),
             f"{len(self._unreported - named.keys())} names without a stored event belong to no block",

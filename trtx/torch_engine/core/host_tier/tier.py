@@ -88,9 +88,7 @@ class _Leaving:
     """Ends the chain of tiers: nothing is below the host pool, so evicted contents are lost."""
 
     left: Callable[[list[bytes]], None]
-
-    def holds(self, name: bytes) -> bool:
-        return True
+    stores: bool = False
 
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
         self.left([name for _, name in blocks])
@@ -143,6 +141,8 @@ class HostTier:
             events.is_below = self.holds
 
     # --- what the device's pool tells ---
+
+    stores = True
 
     def holds(self, name: bytes) -> bool:
         return name in self._storing or self.pool.find(name) is not None
@@ -227,7 +227,8 @@ class HostTier:
             if (found := device.first_uncopied()) is None:
                 break
             block_id, name = found
-            self._store(block_id, name, most_storing)
+            if not self.holds(name):
+                self._store(block_id, name, most_storing)
             device.set_copied(name, is_copied=True)  # also if it is rejected: its block may then be evicted
 
     # --- loads ---
