@@ -9,8 +9,8 @@ from typing import Protocol
 class LowerTier(Protocol):
     """The methods of a tier that the block pool above it calls."""
 
-    def holds(self, name: bytes) -> bool:
-        """Whether the tier has a copy of this content, or is making one."""
+    stores_ahead: bool
+    """Whether the tier asks for the blocks that are evicted next, to copy them before that."""
 
     def evicted(self, blocks: Sequence[tuple[int, bytes]]) -> None:
         """The pool evicts these (block, name) pairs and reuses the blocks; ``HostTier`` may still copy them first."""

@@ -24,7 +24,3 @@ class AskedNames:
             counts[name] = counts.get(name, 0) + 1
         while len(counts) > self._most:
             self._counts = counts = {name: count // 2 for name, count in counts.items() if count > 1}
-
-    def lower(self, name: bytes) -> None:
-        if self._counts.get(name):
-            self._counts[name] -= 1

@@ -27,6 +27,7 @@ from trtx.torch_engine.block_copies import BlockCopies, BlockCopy
 from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.host_tier.loads import HostLoad
 from trtx.torch_engine.core.host_tier.request_counts import AskedNames
+from trtx.torch_engine.core.host_tier.reused_last import ReusedLast
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.sequence import Sequence
 
@@ -64,7 +65,7 @@ class TierCounters:
     hits: int = 0  # of prompts, found in host memory only
     missed: int = 0  # of prompts, in neither tier
     evicted: int = 0  # from host memory
-    dropped: int = 0  # evicted from the device without a copy: needed too rarely, or too many stores under way
+    dropped: int = 0  # evicted from the device without a copy: of too low a priority, or too many at once
     abandoned_loads: int = 0  # given up after LOAD_TIMEOUT_S, or the content was withdrawn
     stored_seconds: float = 0.0
     loaded_seconds: float = 0.0
@@ -88,7 +89,7 @@ class _Leaving:
     """Ends the chain of tiers: nothing is below the host pool, so evicted contents are lost."""
 
     left: Callable[[list[bytes]], None]
-    stores: bool = False
+    stores_ahead: bool = False
 
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
         self.left([name for _, name in blocks])
@@ -118,7 +119,8 @@ class HostTier:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``min_priority``: blocks of a lower retention priority are not stored."""
-        self.pool = BlockPool(copies.num_blocks, device.tokens_per_block)
+        order = ReusedLast(self._is_reused, copies.num_blocks // 2)
+        self.pool = BlockPool(copies.num_blocks, device.tokens_per_block, order=order)
         self.pool.below = _Leaving(self._left)
         self.counters = TierCounters()
         self.block_bytes = copies.block_bytes * copies.num_ranks
@@ -142,17 +144,26 @@ class HostTier:
 
     # --- what the device's pool tells ---
 
-    stores = True
+    stores_ahead = True
 
     def holds(self, name: bytes) -> bool:
         return name in self._storing or self.pool.find(name) is not None
 
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
+        lost: list[tuple[int, bytes]] = []
         for block_id, name in blocks:
-            if not self.holds(name) and not self._store(block_id, name, self._most_storing):
+            if (host_id := self.pool.find(name)) is not None:
+                self.pool.use(host_id)
+            elif name not in self._storing:
+                lost.append((block_id, name))
+        # The first blocks of a sequence are evicted last, and without them its others are worth nothing.
+        excess = max(0, len(lost) - max(0, self._most_storing - len(self._storing)))
+        self.counters.dropped += excess
+        for block_id, name in lost[excess:]:
+            if not self._store(block_id, name):
                 self.counters.dropped += 1
-            if self._sources[block_id]:
-                self._must_hold = True
+        if any(self._sources[block_id] for block_id, _ in blocks):
+            self._must_hold = True
 
     def forget(self, names: Iterable[bytes]) -> None:
         for name in names:
@@ -173,15 +184,15 @@ class HostTier:
         """Handles contents that the host pool has evicted."""
         self.counters.evicted += len(names)
         for name in names:
-            self._device.set_copied(name, is_copied=False)
+            self._device.lost_copy(name)
         if self._events is not None:
             self._events.left_host([name for name in names if self._device.find(name) is None])
 
     # --- stores ---
 
-    def _store(self, block_id: int, name: bytes, most_storing: int) -> bool:
-        """Queues a store, unless the policy rejects the content or ``most_storing`` stores are under way."""
-        if len(self._storing) >= most_storing or not self._is_worth_it(block_id, name):
+    def _store(self, block_id: int, name: bytes) -> bool:
+        """Queues a store, unless the content's priority is too low or copies under way hold all host blocks."""
+        if not self._is_worth_it(block_id):
             return False
         allocated = self.pool.allocate(1)
         if allocated is None:
@@ -196,22 +207,18 @@ class HostTier:
         self._sources[block_id] += 1
         return True
 
-    def _is_worth_it(self, block_id: int, name: bytes) -> bool:
+    def _is_worth_it(self, block_id: int) -> bool:
         priority = self._device.priorities.of(block_id)
         if self._min_priority is not None and priority < self._min_priority:
             return False
         if self.pool.num_free or (victim_id := self.pool.first_evicted()) is None:
             return True
-        kept = self.pool.priorities.of(victim_id)
-        if kept != priority:
-            return kept < priority
-        victim = self.pool.name_of(victim_id)
-        assert victim is not None
-        if self._asked[victim] <= self._asked[name]:
-            return True
-        self._asked.lower(victim)
-        self.pool.use(victim_id)
-        return False
+        return self.pool.priorities.of(victim_id) <= priority
+
+    def _is_reused(self, host_id: int) -> bool:
+        """Whether prompts needed the content again after they had computed it."""
+        name = self.pool.name_of(host_id)
+        return name is not None and self._asked[name] > 1
 
     def admitted(self, num_blocks: int) -> None:
         """Notes how many blocks of the device one admission took."""
@@ -221,15 +228,15 @@ class HostTier:
         """Queues stores of the blocks that are evicted next. ``prompt_blocks``: those that the step fills."""
         device = self._device
         least, most = (int(device.num_blocks * share) for share in (READY_SHARE, MOST_READY_SHARE))
-        wanted = min(max(least, round(self._largest)), most)
+        wanted = min(max(least, round(self._largest)), most, self.pool.num_blocks // 2)
         most_storing = self._most_storing + int(prompt_blocks * STORED_BESIDE_PROMPTS)
         while device.num_ready < wanted and len(self._storing) < most_storing:
-            if (found := device.first_uncopied()) is None:
+            if (found := device.first_unready()) is None:
                 break
             block_id, name = found
             if not self.holds(name):
-                self._store(block_id, name, most_storing)
-            device.set_copied(name, is_copied=True)  # also if it is rejected: its block may then be evicted
+                self._store(block_id, name)
+            device.set_ready(block_id)  # also if its content is rejected
 
     # --- loads ---
 
