@@ -1,4 +1,4 @@
-"""Counts how often prompts need each block content; the host tier admits contents by these counts."""
+"""Counts how often prompts need each block content; the host tier evicts by these counts."""
 
 from __future__ import annotations
 

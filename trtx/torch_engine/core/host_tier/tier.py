@@ -1,16 +1,17 @@
 """Decides which blocks are copied to host memory and which are copied back, and tracks the copies under way.
 
 A block's content is stored *before* the block is evicted. The aim is that an admission finds all of its blocks free or
-already copied. So the tier keeps a reserve of such blocks: a quarter of the device's blocks, or as many as the largest
-recent prompt took if that is more. While the reserve is smaller, the blocks that are next in eviction order are copied
-on a separate stream. Cached blocks do not change, so no step has to wait for these copies. If a block is evicted
-without a copy, it is copied at that moment. The next step waits, on the device, for copies of evicted blocks that are
-still under way.
+already copied. So the tier keeps a reserve: the blocks that are handed out next, a quarter of the device's or as many
+as the largest recent prompt took if that is more. It goes through the device's blocks in the order of their eviction.
+Blocks without a copy are copied on a separate stream. Cached blocks do not change, so no step has to wait for these
+copies. If a block is evicted without a copy, it is copied at that moment. The next step waits, on the device, for
+copies of evicted blocks that are still under way. Only so many may be; if more are evicted, those at the beginning of
+a prompt are copied, because the others are useless without them.
 
-The copy in host memory remains after a load, so that the next eviction of the same content costs nothing. When the tier
-is full, a new content replaces the next one in eviction order only if prompts needed it at least as often. Therefore
-prompts that never return displace few that do. If the new content is rejected, the old content's count falls by one and
-it moves to the end of the order, so that old counts lose their weight.
+The copy in host memory remains after a load, so that the next eviction of the same content costs nothing: it only
+counts as a use of the copy. A full tier takes each new content, and evicts contents that prompts needed once before
+those that they needed again (:class:`.ReusedLast`). At most half of its blocks are kept in this way. So prompts that
+never return displace few that do, and contents that no prompt needs any more leave in the end.
 
 Both tiers find contents by their 256-bit names alone, and a name includes the sequence's ``cache_salt``.
 """
