@@ -40,7 +40,9 @@ def test_above_the_limit_the_oldest_reused_block_is_one_of_the_others() -> None:
 
 
 @given(
-    actions=st.lists(st.tuples(st.sampled_from(["add", "discard", "pop"]), st.integers(0, 9), st.sampled_from([10, 35]))),
+    actions=st.lists(
+        st.tuples(st.sampled_from(["add", "discard", "pop"]), st.integers(0, 9), st.sampled_from([10, 35]))
+    ),
     reused=st.sets(st.integers(0, 9)),
     most=st.integers(0, 5),
 )
