@@ -164,8 +164,9 @@ def main() -> None:
         first, gaps = ([f"{value:.1f}" for value in found[key]] for key in ("ttft_returning_ms", "itl_ms"))
         print(f"{way:>5} {' / '.join(first):>30} {' / '.join(gaps):>15} {found['reused_share']:>7.1%}", flush=True)
         if copies is not None:
+            waited = f"steps waited {runner.waited * 1e3:.0f} ms for stores"
             print(f"      {found['stored_blocks']} blocks stored, {found['loaded_blocks']} loaded, "
-                  f"{found['dropped_blocks']} dropped; steps waited {runner.waited * 1e3:.0f} ms for stores")  # fmt: skip
+                  f"{found['dropped_blocks']} dropped; {waited}")  # fmt: skip
 
 
 if __name__ == "__main__":
