@@ -67,8 +67,8 @@ def decode(name: str, lengths: list[int]) -> Case:
     return Case(f"decode {name}", [(length - 1, 1) for length in lengths], len(lengths))
 
 
-def beside(decodes: int, chunks: list[tuple[int, int]]) -> Case:
-    (context, new), length = chunks[0], SHORT * 9 // 10
+def beside(decodes: int, chunks: list[tuple[int, int]], length: int = SHORT * 9 // 10) -> Case:
+    context, new = chunks[0]
     name = f"{len(chunks)} x {new} behind {context} beside {decodes} x {length}"
     return Case(name, [(length - 1, 1)] * decodes + chunks, decodes)
 
@@ -89,6 +89,12 @@ def cases() -> list[Case]:
     if IS_GPU:
         found += [beside(255, [(0, 512)] * 2), beside(255, [(171, 341)] * 3), beside(64, [(256, 256)])]
         found += [beside(64, [(LONG, 256)]), beside(64, [(LONG // 4, 1024)])]
+        # Long prompts, whose few wide tiles are split by the waves of programs that they fill.
+        for chunk in ((6000, 637), (11_000, 375), (2500, 375), (8000, 1024)):
+            found.append(beside(3, [chunk], 12_000))
+        found += [beside(32, [(2048, 224)], 2600), beside(64, [(2500, 128)], 640)]
+        found.append(beside(16, [(2500, 250)] * 2, 2200))
+        found += [Case(f"chunk of {new} on {cached}", [(cached, new)]) for cached, new in ((2048, 512), (8192, 3808))]
     else:
         found += [beside(3, [(0, 24)] * 2)]
     return found

@@ -2,11 +2,17 @@
 
     python benchmarks/deterministic.py                                     # a small model, on this CPU
     python benchmarks/deterministic.py --model synthetic:qwen3-8b --batch 1,8,64,256 --isl 512 --osl 64 --prompts 64
+    python benchmarks/deterministic.py --matmuls --tiles 64x128x4x4        # single matmuls, on a GPU
 
 Two runners over one checkpoint take turns, ``--rounds`` each. The first table has speeds, as medians over the rounds:
 greedy decode steps of all sequences, and the prompts before them. The second has the share of ``--prompts`` answers,
 greedy and sampled, whose tokens or log-probabilities differ in any bit from those of the same request alone: in
 batches, in chunks, and recomputed as after a preemption. The last line of stdout is one JSON document.
+
+``--matmuls`` measures Qwen3-8B's matmuls in bfloat16 instead, at each of ``--rows``: microseconds of cuBLAS, of the
+engine with the option, and of each tiling that gives the engine's bits, in CUDA graphs and with weights that are not
+in the cache. ``--tiles`` adds tilings for a Hopper GPU, as ``ROWSxOUTPUTSxWARPSxSTAGES`` with commas between them;
+``+parts`` behind one gives each part of a weight's columns a program of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from trtx.torch_engine.step import Batch, Sampled, ScheduledSequence
 MODES = {"default": False, "deterministic": True}
 ANSWER_TOKENS = 12
 CHUNK = 7
+MATMUL_ROWS = "1,64,128,256,512,2048,8192"
 LENGTHS = (1, 7, 33, 64, 90, 127, 130, 16)  # the lengths of the compared prompts, in turn
 
 
@@ -114,6 +121,21 @@ def differing(runner: TorchRunner, count: int, batches: list[int]) -> dict[str, 
     return shares
 
 
+def time_matmuls(parser: argparse.ArgumentParser, rows: str, tiles: str | None) -> None:
+    if not torch.cuda.is_available():
+        parser.error("no GPU is visible; --matmuls needs one")
+    from invariant_matmuls import candidates, measure_matmuls  # needs Triton, which torch for CPUs does not bring
+
+    counts = [int(count) for count in rows.split(",")]
+    try:
+        more = candidates([] if tiles is None else tiles.split(","))
+    except ValueError:
+        parser.error(f"--tiles {tiles}: expected ROWSxOUTPUTSxWARPSxSTAGES, with commas between them")
+    device = torch.cuda.get_device_name()
+    print(f"{device}, torch {torch.__version__}; microseconds")
+    print(json.dumps({"device": device, "torch": torch.__version__, "us": measure_matmuls(counts, more)}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="synthetic:tiny-trained", help="synthetic:<shape> or a checkpoint directory")
@@ -125,7 +147,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=16, help="answers that are compared; 0: none")
     parser.add_argument("--max-num-tokens", type=int, default=8192)
+    parser.add_argument("--matmuls", action="store_true", help="measure single matmuls instead; needs a GPU")
+    parser.add_argument("--rows", help=f"numbers of rows, with --matmuls; default: {MATMUL_ROWS}")
+    parser.add_argument("--tiles", help="more tilings, with --matmuls")
     options = parser.parse_args()
+    if options.matmuls:
+        time_matmuls(parser, options.rows or MATMUL_ROWS, options.tiles)
+        return
+    if options.rows is not None or options.tiles is not None:
+        parser.error("--rows and --tiles need --matmuls")
     batches = [int(batch) for batch in options.batch.split(",")]
     checkpoint = resolve_checkpoint(options.model, on_gpu=torch.cuda.is_available())
     tokens = max(options.isl + options.osl, max(LENGTHS) + ANSWER_TOKENS)

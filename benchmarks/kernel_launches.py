@@ -34,7 +34,7 @@ from trtx.torch_engine.runner.scaled_linear import quantizer
 from trtx.torch_engine.runner.skinny_gemm import FewRowsLayers, FewRowsMultiplier, Workspace, can_fuse
 from trtx.torch_engine.runner.slots import new_block_tables
 from trtx.torch_engine.runner.triton_kernels import TritonKernels
-from trtx.torch_engine.runner.triton_multiplier import TritonTiling
+from trtx.torch_engine.runner.triton_multiplier import gpu_tilings
 from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
 
 META = torch.device("meta")
@@ -47,7 +47,6 @@ DECODES = (1, 2, 8, MOST_ROWS, MOST_ROWS + 1, 64, 65, 128, 256)
 """Numbers of decodes: on both sides of each number at which the launches change."""
 PROMPTS = ((1, 1), (1, 8), (1, MOST_ROWS), (2, 40), (1, OVERLAPPED_TOKENS), (1, 2048), (4, 2048), (1, 8192))
 """(sequences, new tokens of each), alone and behind some decodes."""
-_TILINGS = (TritonTiling(1), TritonTiling(1 << 20))  # for few rows, and for many
 
 
 def _empty(*shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
@@ -92,7 +91,7 @@ class _EveryTiling:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         out = _empty(x.shape[0], weight.shape[0]) if out is None else out
-        for tiling in _TILINGS:
+        for tiling in gpu_tilings():
             tiling(x, weight, bias, out)
         return out
 

@@ -86,7 +86,7 @@ def _option(option: Any) -> tuple[str, str]:
 
 def metrics() -> Iterator[str]:
     from trtx.bench import metrics as _records  # noqa: F401 -- registers every metric
-    from trtx.bench.figures import PerDevice, all_figures
+    from trtx.bench.metric_types import PerDevice, all_figures
 
     def row(record: Any) -> Iterator[str]:
         base = record.key("gpu")
@@ -316,7 +316,7 @@ def plan_variables() -> Iterator[str]:
 
 def trials() -> Iterator[str]:
     """How many trials a gate needs on each side, by the spread of the trials."""
-    from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, parse_metrics
+    from trtx.bench.judge.regression import DEFAULT_METRICS, GateLimit, parse_metrics
     from trtx.stats.intervals import per_interval, trials_needed
 
     (latency,) = parse_metrics(["time_to_first_token:p50"])

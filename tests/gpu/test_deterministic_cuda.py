@@ -115,12 +115,14 @@ def test_so_are_those_of_float8_weights(tmp_path: Path) -> None:
     one.close()
 
 
-def test_both_tilings_are_used_on_this_gpu(directory: Path) -> None:
-    """Not a promise: without the one for many rows, prompts would be slow, and this says so."""
-    from trtx.torch_engine.runner.triton_multiplier import triton_multiplier
+def test_all_tilings_are_used_on_this_gpu(directory: Path) -> None:
+    """Not a promise: without those for many rows, prompts would be slow, and this says so."""
+    from trtx.torch_engine.runner.triton_multiplier import gpu_tilings, triton_multiplier
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        weight = torch.randn(1024, 4096, device="cuda").to(dtype)
-        multiplier = triton_multiplier()
-        multiplier.admit(weight)
-        assert len(multiplier.tilings(weight)) == 2, dtype
+        for outputs in (1024, 24576):  # several parts, and one
+            weight = torch.randn(outputs, 4096, device="cuda").to(dtype)
+            multiplier = triton_multiplier()
+            multiplier.admit(weight)
+            expected = [one for one in gpu_tilings() if one.takes(weight)]
+            assert list(multiplier.tilings(weight)) == expected, (dtype, outputs)

@@ -20,9 +20,14 @@ pytestmark = [
     pytest.mark.skipif(not (torch.cuda.is_available() or IS_INTERPRETED), reason="needs CUDA or TRITON_INTERPRET=1"),
 ]
 HAS_FP8 = IS_INTERPRETED or (torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9))
+HAS_TMA = IS_INTERPRETED or (torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9)
 # Few outputs of many columns are summed in parts; the others in one. None is a multiple of a tile.
 SHAPES = [(96, 1100), (70, 2050), (200, 96)]
+ALIGNED = [(96, 1104), (70, 2056), (200, 96)]  # rows of a multiple of 16 bytes, which the TMA needs
+CASES = [(*shape, dtype) for dtype in DTYPES for shape in SHAPES]
+CASES += [(*shape, dtype) for dtype in DTYPES if dtype != torch.float32 for shape in ALIGNED if shape not in SHAPES]
 ROWS = [1, 17, 64, 65, 130]
+MOST_ROWS = 257
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +46,7 @@ def exact_dots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of(width: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(max(ROWS), width, device=DEVICE).half().to(dtype)
+    return torch.randn(MOST_ROWS, width, device=DEVICE).half().to(dtype)
 
 
 def check(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, expected: torch.Tensor, bound: float) -> None:
@@ -53,17 +58,17 @@ def check(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, expected
         assert torch.equal(run(x[-count:]), whole[-count:]), count
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "width"), SHAPES)
+@pytest.mark.parametrize(("outputs", "width", "dtype"), CASES)
 def test_a_row_is_the_same_alone_and_among_any_others(outputs: int, width: int, dtype: torch.dtype) -> None:
-    from trtx.torch_engine.runner.triton_multiplier import triton_multiplier
+    from trtx.torch_engine.runner.triton_multiplier import gpu_tilings, triton_multiplier
 
     torch.manual_seed(0)
     weight = torch.randn(outputs, width, device=DEVICE).half().to(dtype)
+    count = len(gpu_tilings()) if HAS_TMA and dtype != torch.float32 and (outputs, width) in ALIGNED else 2
     for bias in (None, torch.randn(outputs, device=DEVICE).to(dtype)):
         multiplier = triton_multiplier()
         multiplier.admit(weight, bias)
-        assert len(multiplier.tilings(weight, bias)) == 2, "the tilings differ in a bit"
+        assert len(multiplier.tilings(weight, bias)) == count, "the tilings differ in a bit"
         x = rows_of(width, dtype)
         offset = 0.0 if bias is None else bias.double()
         expected = (x.double() @ weight.double().t() + offset).float()
@@ -75,9 +80,9 @@ def test_a_row_is_the_same_alone_and_among_any_others(outputs: int, width: int, 
 
 @pytest.mark.skipif(not HAS_FP8, reason="needs an Ada or Hopper GPU")
 @pytest.mark.parametrize("one_scale", [True, False])
-@pytest.mark.parametrize(("outputs", "width"), [(96, 1104), (208, 96)])
+@pytest.mark.parametrize(("outputs", "width"), [(96, 2064), (208, 96)])
 def test_a_row_of_float8_is_the_same_alone_and_among_any_others(outputs: int, width: int, one_scale: bool) -> None:
-    from trtx.torch_engine.runner.triton_multiplier import InvariantScaledLinear
+    from trtx.torch_engine.runner.triton_multiplier import InvariantScaledLinear, gpu_tilings
 
     torch.manual_seed(0)
     dtype = torch.float16 if IS_INTERPRETED else torch.bfloat16
@@ -89,6 +94,11 @@ def test_a_row_of_float8_is_the_same_alone_and_among_any_others(outputs: int, wi
     bias = torch.randn(outputs, device=DEVICE).to(dtype)
     linear = InvariantScaledLinear(weight=weight, row_scales=scales, input_scale=input_scale, bias=bias, dtype=dtype)
     linear.admit()
+    tilings = gpu_tilings(scales * input_scale)
+    multiplier = InvariantMultiplier(tilings, out_dtype=dtype)
+    multiplier.admit(weight, bias)
+    takers = [one for one in tilings if one.takes(weight)]
+    assert len(multiplier.tilings(weight, bias)) == len(takers), "the tilings differ in a bit"
     x = to_fp8(rows_of(width, torch.float32), input_scale)
     assert x.dtype == FP8
     expected = (x.double() * 0.02) @ (weight.double() * scales.double()[:, None]).t() + bias.double()
@@ -97,7 +107,7 @@ def test_a_row_of_float8_is_the_same_alone_and_among_any_others(outputs: int, wi
 
 @pytest.mark.skipif(not HAS_FP8, reason="needs an Ada or Hopper GPU")
 @pytest.mark.parametrize("kind", [ROW_SCALES, BLOCK_SCALES])
-@pytest.mark.parametrize(("outputs", "width"), [(128, 1152), (384, 128)])
+@pytest.mark.parametrize(("outputs", "width"), [(128, 2176), (384, 128)])
 def test_so_is_a_row_whose_scales_are_its_own(outputs: int, width: int, kind: str) -> None:
     from trtx.torch_engine.runner.triton_multiplier import INVARIANT_LINEARS
 
@@ -113,7 +123,7 @@ def test_so_is_a_row_whose_scales_are_its_own(outputs: int, width: int, kind: st
     bias = torch.randn(outputs, device=DEVICE).to(dtype)
     linear = INVARIANT_LINEARS[kind](weight=weight, bias=bias, dtype=dtype, **named)
     linear.admit()
-    x = rows_of(width, torch.float32) * torch.logspace(-1, 1, max(ROWS), device=DEVICE)[:, None]
+    x = rows_of(width, torch.float32) * torch.logspace(-1, 1, MOST_ROWS, device=DEVICE)[:, None]
     x = (x * torch.logspace(-1, 0.5, width // 128, device=DEVICE).repeat_interleave(128)).to(dtype)
     rounded = RoundFp8Rows(None if kind == ROW_SCALES else 128)(x.float())
     expected = rounded.double() @ (weight.double() * whole.double()).t() + bias.double()
@@ -121,7 +131,7 @@ def test_so_is_a_row_whose_scales_are_its_own(outputs: int, width: int, kind: st
 
 
 def test_a_tiling_that_rounds_otherwise_is_not_used() -> None:
-    from trtx.torch_engine.runner.triton_multiplier import TritonTiling
+    from trtx.torch_engine.runner.triton_tilings import TritonTiling
 
     class Backwards(TritonTiling):
         def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any, out: torch.Tensor) -> None:

@@ -182,48 +182,6 @@ def test_decodes_before_chunks_in_one_pass_equal_torch(attention: Attention) -> 
     close(case.attend(attention, q, merged), expected)
 
 
-@pytest.mark.parametrize("attention", RAGGED)
-@pytest.mark.parametrize("processors", [1, 3, 132])
-@pytest.mark.parametrize("room", [2048, 20])  # for parts: where it is used up, tiles stay whole
-def test_the_list_has_each_token_of_each_tile_once(attention: Attention, processors: int, room: int) -> None:
-    from trtx.torch_engine.runner.ragged_attention import RaggedAttention
-
-    spans = [(0, 1), (0, 0), (2000, 9), (511, 1), (3, 70), (1024, 33), (5000, 1)]
-    case = Case([(0, 1)])
-    shape = config(heads=4, kv_heads=2, head_dim=16)
-    ours = RaggedAttention(shape, case.cache, processors, fixed=attention is Attention.FIXED, fixed_part_rows=room)
-    planned = ours.planned(span_inputs([(slot + 10, *span) for slot, span in enumerate(spans)]), torch.float16)
-    # By length, what lies on either side of 2,048 tokens is another list's.
-    assert len(planned.work) == (1 if attention is Attention.FIXED else 2)
-    seen: dict[tuple[int, int], list[range]] = {}  # by slot and position of a query
-    cut = 0
-    for work in planned.work:
-        rows_of_parts: list[int] = []
-        for item in work.items[: int(work.num_items)].tolist():
-            first_row, num_rows, slot, position, index, chunks, chunk, first_part = item
-            context, new = spans[slot - 10]
-            assert first_row - sum(count for _, count in spans[: slot - 10]) == position - context
-            assert 0 < num_rows <= work.tile_rows and position + num_rows <= context + new
-            length = position + num_rows
-            tokens = range(length) if chunks == 1 else range(index * chunk, min(length, (index + 1) * chunk))
-            if attention is Attention.FIXED:
-                assert chunk == FIXED_CHUNK
-            for row in range(num_rows):
-                seen.setdefault((slot, position + row), []).append(tokens)
-            if chunks > 1:
-                rows_of_parts += range(first_part + index * num_rows, first_part + (index + 1) * num_rows)
-        assert len(set(rows_of_parts)) == len(rows_of_parts)
-        assert all(0 <= row < len(work.part_sums) for row in rows_of_parts)
-        cut += len(rows_of_parts)
-    for slot, (context, new) in enumerate(spans):
-        for position in range(context, context + new):
-            tokens = [token for part in seen.pop((slot + 10, position)) for token in part]
-            assert len(set(tokens)) == len(tokens) and set(tokens) >= set(range(position + 1))
-    assert not seen
-    if processors == 132 and room == 2048:
-        assert cut
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_fp8", [False, True])
 def test_fixed_answers_are_the_same_bits_alone_in_a_batch_and_however_they_were_cut(

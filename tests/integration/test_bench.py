@@ -23,8 +23,8 @@ from recomputed_run import assert_recomputed
 
 from trtx.bench.cells import CELL, read_cells
 from trtx.bench.explain import explain_cell
-from trtx.bench.figures import all_figures
 from trtx.bench.gpu_metrics import GpuNumber
+from trtx.bench.metric_types import all_figures
 from trtx.bench.readings import read_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.bench.stages import UNACCOUNTED

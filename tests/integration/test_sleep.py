@@ -120,7 +120,7 @@ def test_new_weights_answer_after_an_update_and_other_shapes_are_refused(plan: P
     assert printed.splitlines() == [f"{worker.name} has the weights of {other}" for worker in plan.workers]
     assert text(plan) != expected
     code, printed = trtx("update", plan, "synthetic:tiny-trained")
-    assert code == 2 and "don't fit: its vocab_size is" in printed
+    assert code == 2 and "differ from the loaded model's: its vocab_size is" in printed
     assert states(plan) == ["serving", "serving"]
     assert trtx("update", plan, str(model))[0] == 0
     assert text(plan) == expected

@@ -15,9 +15,9 @@ from trtx.bench.aiperf.flags import check_load
 from trtx.bench.aiperf.process import AiperfHost
 from trtx.bench.cells import Cell, Trial, cell_directory, cell_name, read_cells, trial_directory
 from trtx.bench.failures import Reasons, describe
-from trtx.bench.figures import Distribution, Figures, Metric, ValueRange
 from trtx.bench.journal import Journal, read_journal
 from trtx.bench.load import Load, LoadSpec, Target
+from trtx.bench.metric_types import Distribution, Figures, Metric, ValueRange
 from trtx.bench.readings import ForeignProcess, GpuReading, ServerReading
 from trtx.bench.sent_dataset import as_sent, dataset_of
 from trtx.bench.sweep import (

@@ -11,13 +11,13 @@ from trtx.bench import cores, draft_counters, draft_metrics, gpu_metrics, handof
 from trtx.bench.documents import RESTORE, DocumentKind, plain
 from trtx.bench.draft_counters import DraftCounts
 from trtx.bench.failures import Reasons, merge_reasons
-from trtx.bench.figures import FIRST_SCHEMA, Figures, Metric, PerDevice, all_figures, latest_schema
 from trtx.bench.gpu_use import GpuPart, PricedGpus, reasons_over
 from trtx.bench.handoffs import HandoffCounts
 from trtx.bench.image_counters import ImageCounts, over_trials
 from trtx.bench.judge.evidence import AskedLength, Evidence, event_loop_delays_ms
 from trtx.bench.judge.validity import Validity, judge
 from trtx.bench.load import Load, LoadSpec, Target
+from trtx.bench.metric_types import FIRST_SCHEMA, Figures, Metric, PerDevice, all_figures, latest_schema
 from trtx.bench.metrics import error_request_count, most_common_errors, uncounted_request_count
 from trtx.bench.phases import Phases, Span, phases_of
 from trtx.bench.readings import (

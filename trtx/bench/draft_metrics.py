@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtx.bench.draft_counters import DraftCounts, over_trials
-from trtx.bench.figures import MeasuredMetric, Records, metric
 from trtx.bench.gpu_use import GpuPart
+from trtx.bench.metric_types import MeasuredMetric, Records, metric
 from trtx.bench.metrics import Heading
 from trtx.bench.phases import Span
 

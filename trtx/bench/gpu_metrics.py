@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtx.bench.figures import MeasuredMetric, Records, metric, per_device
 from trtx.bench.gpu_use import GpuPart
+from trtx.bench.metric_types import MeasuredMetric, Records, metric, per_device
 from trtx.bench.metrics import Heading
 from trtx.bench.phases import Span
 

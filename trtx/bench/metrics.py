@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from trtx.bench.failures import Reasons, count_reasons
-from trtx.bench.figures import Extent, Figures, Number, Records, Spread, metric, per_device
+from trtx.bench.metric_types import Extent, Figures, Number, Records, Spread, metric, per_device
 from trtx.bench.phases import Span, is_in_flight_within, output_tokens_in, requests_in
 from trtx.bench.records import RecordedFormat
 from trtx.stats.percentiles import percentile

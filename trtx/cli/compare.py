@@ -106,7 +106,7 @@ def compare(
 
 def answer(request: CompareRequest) -> tuple[Comparison, ...]:
     """Compares each other run with the first. Raises UsageError for runs that can't be read or compared."""
-    from trtx.bench.judge.gate import DEFAULT_METRICS, parse_limit, parse_metrics
+    from trtx.bench.judge.regression import DEFAULT_METRICS, parse_limit, parse_metrics
     from trtx.bench.judge.sample import parse_percent
     from trtx.experiment.baselines.baseline import check_window
     from trtx.experiment.baselines.comparison import compare_measured

@@ -237,7 +237,7 @@ def parse_auth(option: str, text: str, home: Path) -> Certificates | Password | 
             auth = form.model_validate(given)
             return auth.model_copy(update=_absolute(auth, home))
     raise UsageError(  # does not quote the value: it may be the secret itself
-        f"{option} is not written as {_WRITTEN}; secrets are files, and none is typed"
+        f"{option} must have the form {_WRITTEN}; give the path of a file that holds the secret, not the secret itself"
     )
 
 

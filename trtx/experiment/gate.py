@@ -11,9 +11,9 @@ from pathlib import Path
 
 from trtx.bench import Cell, Load, cell_name
 from trtx.bench.intact import as_kept, read_kept
-from trtx.bench.judge.gate import GateLimit
 from trtx.bench.judge.goodput import goodput, request_bounds
 from trtx.bench.judge.judgement import CheckResult
+from trtx.bench.judge.regression import GateLimit
 from trtx.bench.judge.resolution import check_resolvable
 from trtx.bench.phases import Phases, phases_of
 from trtx.bench.records import RECORDS_FILE, read_records

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, parse_limit, parse_metrics
 from trtx.bench.judge.goodput import request_bounds
+from trtx.bench.judge.regression import DEFAULT_METRICS, GateLimit, parse_limit, parse_metrics
 from trtx.bench.judge.sample import MetricColumn, Window, parse_percent
 from trtx.bench.judge.slo import Objective, parse_objective
 from trtx.config.option_field import OptionField

@@ -170,8 +170,8 @@ def _check_trust(tls: ServerTls) -> None:
         handshake(server, client, _name(tls))
     except ssl.SSLCertVerificationError as error:
         raise UsageError(
-            f"--tls-cert {shown(tls.certificate)}: nginx could not verify frontends by it ({error.verify_message}); "
-            "put the certificates of its authority behind it in the file, the authority's own too"
+            f"--tls-cert {shown(tls.certificate)}: nginx can't verify the frontends with this certificate "
+            f"({error.verify_message}); append the certificates of its issuers to the file, up to the root's"
         ) from error
 
 

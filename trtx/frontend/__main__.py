@@ -88,9 +88,9 @@ def start_proxy(
     Returns Dynamo's flags and its port on loopback. The flags are ``flags`` without those for TLS, because the proxy
     terminates TLS.
     """
+    from trtx.frontend.cut_tool_calls import with_calls
     from trtx.frontend.http_proxy import HttpProxy, server_tls
     from trtx.frontend.rewriting import PATHS, rewrite
-    from trtx.frontend.tool_answers import with_calls
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--tls-cert-path")

@@ -9,13 +9,13 @@ from typing import Protocol, cast
 import h11
 
 from trtx.frontend.admission import AdmissionQueue, Overloaded, Turn, priority_of
+from trtx.frontend.cut_tool_calls import CallRequest
 from trtx.frontend.dynamo_connection import AnswerReader, DynamoConnection
 from trtx.frontend.plain_post import plain_post
 from trtx.frontend.queue_metrics import QUEUE_PATH, queue_text
 from trtx.frontend.refusals import refusal, whole_answer
 from trtx.frontend.request_head import is_encoded, request_head
 from trtx.frontend.rewriting import PATHS
-from trtx.frontend.tool_answers import CallRequest
 from trtx.prompts.maker import Unrenderable
 
 _GENERATING = frozenset({*PATHS, "/v1/messages"})

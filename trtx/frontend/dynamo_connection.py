@@ -8,8 +8,8 @@ from typing import Protocol, cast
 
 from trtx.frontend.answer_framing import AnswerFraming
 from trtx.frontend.bypass_events import WithoutBypassEvents
+from trtx.frontend.cut_tool_calls import ToolAnswer
 from trtx.frontend.refusals import refusal, stream_end
-from trtx.frontend.tool_answers import ToolAnswer
 
 _UNAVAILABLE = b"HTTP/1.1 503 "
 _NOT_FOUND = b"HTTP/1.1 404 "

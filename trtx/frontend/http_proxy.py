@@ -1,7 +1,7 @@
 """The HTTP proxy in a frontend's process: listens on the public port, and forwards requests to Dynamo's on loopback.
 
-It passes answers on unchanged, except tool calls that were cut (``tool_answers``), the events of ``bypass_events`` and
-those that ``dynamo_connection`` replaces because no worker serves the model.
+It passes answers on unchanged, except tool calls that were cut (``cut_tool_calls``), the events of ``bypass_events``
+and those that ``dynamo_connection`` replaces because no worker serves the model.
 
 Dynamo 1.6.1 offers no way to replace its chat template engine or tokenizer in front of its router, but it accepts
 prompts as token ids. So the proxy parses each request and makes its prompt in a thread pool. Remove it once Dynamo
@@ -24,8 +24,8 @@ from typing import Any
 
 from trtx.frontend.admission import LAUNCHER_HEADER, AdmissionQueue, Bounds
 from trtx.frontend.client_connection import ClientConnection
+from trtx.frontend.cut_tool_calls import CallRequest
 from trtx.frontend.dynamo_connection import AnswerReader, DynamoConnection
-from trtx.frontend.tool_answers import CallRequest
 
 Rewrite = Callable[[str, bytes], bytes]
 """From path and body of a POST to the body with its prompt as token ids. Raises Unrenderable."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtx.bench.figures import Metric, Spread
 from trtx.bench.judge.checks import ValidityLevel
+from trtx.bench.metric_types import Metric, Spread
 from trtx.bench.metrics import (
     inter_token_latency,
     output_token_throughput,

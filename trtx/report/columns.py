@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtx.bench import Metric, samples_needed
-from trtx.bench.figures import all_figures
 from trtx.bench.judge.sample import MetricColumn
+from trtx.bench.metric_types import all_figures
 from trtx.bench.metrics import Heading, error_request_count, request_count
 from trtx.report.view import Part, Row, RunView
 from trtx.stats.intervals import CONFIDENCE, Interval

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtx.bench.cells import Trial, cell_directory
-from trtx.bench.figures import all_figures
 from trtx.bench.files import write_bytes
 from trtx.bench.load import Load
+from trtx.bench.metric_types import all_figures
 from trtx.bench.readings import ServerReading, read_readings
 from trtx.bench.records import RECORDS_FILE, RequestRecord, read_trial
 from trtx.errors import UsageError

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from trtx.bench.documents import plain
-from trtx.bench.figures import all_figures
+from trtx.bench.metric_types import all_figures
 from trtx.report.columns import MISSING, UNSURE, interval_columns, intervals_text, markdown_columns, requests_text
 from trtx.report.comparison import arms_markdown, comparison_json
 from trtx.report.gpus import gpus_markdown

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trtx.bench.figures import Figures
 from trtx.bench.judge.sample import CellSample
+from trtx.bench.metric_types import Figures
 from trtx.bench.records import RequestRecord
 
 LATENCIES = ("time_to_first_token", "inter_token_latency", "request_latency")

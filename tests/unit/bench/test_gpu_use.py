@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtx.bench import gpu_metrics
-from trtx.bench.figures import Figures
 from trtx.bench.gpu_use import GpuPart, PricedGpus, energy_in, gpu_use, reasons_over, represented
+from trtx.bench.metric_types import Figures
 from trtx.bench.phases import Span, input_tokens_in
 from trtx.bench.readings import EDGE_NS, ForeignProcess, GpuReading, ServerReading
 from trtx.bench.records import RequestRecord

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from trtx.bench.figures import Figures, ValueRange
+from trtx.bench.metric_types import Figures, ValueRange
 from trtx.bench.metrics import (
     benchmark_duration,
     cut_answer_rate,

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.bench.simulated_load import MS, Request, Simulated, closed_loop, drawn, open_loop
-from trtx.bench.figures import Distribution, Figures, ValueRange, all_figures
+from trtx.bench.metric_types import Distribution, Figures, ValueRange, all_figures
 from trtx.bench.metrics import (
     benchmark_duration,
     error_request_count,

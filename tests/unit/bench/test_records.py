@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trtx.bench.figures import Figures, Spread, all_figures
+from trtx.bench.metric_types import Figures, Spread, all_figures
 from trtx.bench.metrics import (
     benchmark_duration,
     error_request_count,

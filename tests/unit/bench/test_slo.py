@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_samples import of_requests, of_trials, request
 
-from trtx.bench.figures import Spread, all_figures
 from trtx.bench.judge.checks import ValidityLevel
 from trtx.bench.judge.goodput import goodput, judge_goodput, request_bounds
 from trtx.bench.judge.judgement import Verdict
 from trtx.bench.judge.sample import CellSample, parse_percent
 from trtx.bench.judge.slo import judge_error_rate, judge_objective, parse_objective
+from trtx.bench.metric_types import Spread, all_figures
 from trtx.bench.metrics import time_to_first_token
 from trtx.bench.phases import Span
 from trtx.errors import UsageError

@@ -211,7 +211,11 @@ def _amiss() -> Facts:
         processes=(GpuProcess(4_194_303, "python3.12", 79 * GIB), GpuProcess(4_194_304, None, None)),
         free_bytes=1 * GIB,
     )
-    extras = ('nvidia-modelopt<0.48,>=0.47; extra == "quantize"', 'av<19,>=18; extra == "video"')
+    extras = (
+        'nvidia-modelopt<0.48,>=0.47; extra == "quantize"',
+        'av<19,>=18; extra == "video"',
+        'nvidia-cudnn-frontend<2,>=1.32; extra == "cudnn"',
+    )
     trtx = Package("0.1.0", (*PACKAGES["trtx"].requires, *extras))
     engine = Package("1.2.1", ("torch==2.9.1", "numpy<2.4", "mpi4py>=4"))
     facts = with_packages(
@@ -221,6 +225,7 @@ def _amiss() -> Facts:
         numpy="2.5.0",
         mpi4py="3.1.5",
         nvidia_modelopt="0.46.0",
+        nvidia_cudnn_frontend="1.12.0",
         nixl_cu13=None,
         av="17.0.0",
     )
@@ -292,6 +297,7 @@ _VIDEOS = with_packages(h100_box(), av="18.1.0")
 MACHINES = {
     "one H100": h100_box(),
     "one whose engines can share memory": with_packages(h100_box(), cuda_bindings="13.2.0"),
+    "one with cuDNN's frontend": with_packages(h100_box(), nvidia_cudnn_frontend="1.32.0"),
     "one that decodes videos": _VIDEOS,
     "one that decodes videos, with PyAV's wheel": replace(
         _VIDEOS, software=replace(_VIDEOS.software, gpl_codecs=("x264", "x265"))

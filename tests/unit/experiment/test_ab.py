@@ -11,8 +11,8 @@ from judged_runs import NOISY, ROUNDS, a_run, an_ab_run, change_cells, compared,
 
 from trtx.bench import Cell, Figures
 from trtx.bench.journal import Journal, TrialEnded
-from trtx.bench.judge.gate import DEFAULT_METRICS
 from trtx.bench.judge.judgement import Verdict
+from trtx.bench.judge.regression import DEFAULT_METRICS
 from trtx.errors import UsageError
 from trtx.experiment.bench.ab import ab_spec, keep_comparison
 from trtx.experiment.directory import read_lock, write_lock

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from judged_runs import CELLS, NOISY, a_run
 
-from trtx.bench.judge.gate import GateLimit, parse_metrics
 from trtx.bench.judge.judgement import Verdict
+from trtx.bench.judge.regression import GateLimit, parse_metrics
 from trtx.errors import UsageError
 from trtx.experiment.baselines.baseline import of_run
 from trtx.experiment.baselines.comparison import compare_measured

@@ -66,7 +66,7 @@ REFUSED = {
     "a certificate alone": (["--tls-cert", "own.pem"], "--tls-key is missing beside a certificate"),
     "an authority that is not there": (
         ["--tls-cert", "leaf.pem", "--tls-key", "leaf.key"],
-        "nginx could not verify frontends by it .*issuer.*put the certificates of its authority behind it",
+        "nginx can't verify the frontends with this certificate .*issuer.*append the certificates of its issuers",
     ),
     "no rate": (["--rate-limit", "0"], "--rate-limit 0 is not a rate; expected requests per second"),
     "a rate of no key": (["--rate-limit-per-key", "2"], "--rate-limit-per-key has no effect without --api-keys"),

@@ -15,8 +15,8 @@ from loopback import Handler, listens, running
 from processes import free_port, until
 
 from trtx.frontend.bypass_events import CHUNK, EVENT, WithoutBypassEvents
+from trtx.frontend.cut_tool_calls import ToolAnswer
 from trtx.frontend.http_proxy import HttpProxy
-from trtx.frontend.tool_answers import ToolAnswer
 
 OTHER = b'data: {"choices":[{"delta":{"content":"event: x-bypass-remote-prefill\\n: true\\n\\n"}}]}\n\n'
 PIECES = [CHUNK, CHUNK[:-1], b"2", b"28\r\n", b"28\r\nevent: x-bypass", b"a" * 40, b"\r\n", EVENT, OTHER]

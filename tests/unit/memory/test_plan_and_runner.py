@@ -32,7 +32,7 @@ from trtx.errors import UsageError
 from trtx.memory import MemoryDevice, device_named, plan_memory, torch_engine
 from trtx.torch_engine.kv_layout import KvGeometry, layer_groups
 from trtx.torch_engine.runner import RunnerArgs, create_runner, kv_sizing
-from trtx.torch_engine.runner.split import RankSplit
+from trtx.torch_engine.runner.rank_split import RankSplit
 from trtx.torch_engine.runner.weights import load_weights
 
 pytestmark = pytest.mark.slow

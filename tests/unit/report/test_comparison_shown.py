@@ -16,8 +16,8 @@ from judged_runs import NOISY, a_run, an_ab_run, change_cells, compared, gated, 
 from tests.unit.report.shown_forms import console_text
 from trtx.bench import Cell
 from trtx.bench.judge.checks import ValidityLevel
-from trtx.bench.judge.gate import DEFAULT_METRICS
 from trtx.bench.judge.judgement import Verdict
+from trtx.bench.judge.regression import DEFAULT_METRICS
 from trtx.errors import UsageError
 from trtx.experiment.bench import ab
 from trtx.report import read_run, render

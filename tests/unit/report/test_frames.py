@@ -14,8 +14,8 @@ import pytest
 from examples import first_of
 
 from tests.unit.report.noted_digests import note_end
-from trtx.bench.figures import all_figures
 from trtx.bench.intact import read_kept_documents
+from trtx.bench.metric_types import all_figures
 from trtx.bench.readings import GpuReading, ServerReading, write_readings
 from trtx.bench.records import NAMED_MODELS
 from trtx.report import read_run, render

@@ -14,12 +14,12 @@ import pytest
 from tests.unit.report.shown_forms import rendered
 from trtx.bench import Cell, cell_directory, cell_name, trial_directory
 from trtx.bench.cells import CELL, measure_cell
-from trtx.bench.figures import all_figures
 from trtx.bench.gpu_metrics import GpuNumber
-from trtx.bench.judge.gate import GateLimit, compare, parse_metrics
 from trtx.bench.judge.judgement import Verdict
+from trtx.bench.judge.regression import GateLimit, compare, parse_metrics
 from trtx.bench.judge.sample import CellSample
 from trtx.bench.judge.slo import judge_objective, parse_objective
+from trtx.bench.metric_types import all_figures
 from trtx.bench.readings import ForeignProcess, GpuReading, ServerReading, write_readings
 from trtx.bench.records import RECORDS_FILE, read_trial
 from trtx.experiment.bench.resumption import read_recorded

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.report.shown_forms import console_text
-from trtx.bench.figures import all_figures
+from trtx.bench.metric_types import all_figures
 from trtx.bench.metrics import output_token_throughput, time_to_first_token
 from trtx.report import read_run, render
 from trtx.report.charts import Chart, charts

@@ -21,7 +21,7 @@ from rich.console import Console
 from trtx.bench import Cell, cell_directory, read_cells
 from trtx.bench.cells import CELL as CELL_FILE
 from trtx.bench.cells import measure_cell
-from trtx.bench.figures import PerDevice, all_figures
+from trtx.bench.metric_types import PerDevice, all_figures
 from trtx.bench.records import RECORDS_FILE
 from trtx.cli.app import run as trtx
 from trtx.experiment.bench.resumption import read_recorded

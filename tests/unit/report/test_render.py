@@ -16,8 +16,8 @@ from rich.console import Console
 
 from trtx.bench import Journal, read_cells
 from trtx.bench.cells import CELL, Cell
-from trtx.bench.figures import all_figures
 from trtx.bench.journal import ProcessRestart, RunFailed, TopologyStopping
+from trtx.bench.metric_types import all_figures
 from trtx.errors import UsageError
 from trtx.report import RunView, console_table, read_run, render
 from trtx.report.charts import charts

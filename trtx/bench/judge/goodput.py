@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from trtx.bench.figures import Records, Spread
 from trtx.bench.judge.judgement import CheckResult, doubts, why_not_judged
 from trtx.bench.judge.sample import CellSample
 from trtx.bench.judge.slo import Bound, Objective, judge_bound
+from trtx.bench.metric_types import Records, Spread
 from trtx.bench.metrics import benchmark_duration
 from trtx.bench.phases import Span, requests_in
 from trtx.bench.records import RequestRecord

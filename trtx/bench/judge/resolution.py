@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, comparable_values
 from trtx.bench.judge.judgement import UnjudgedValue
+from trtx.bench.judge.regression import DEFAULT_METRICS, GateLimit, comparable_values
 from trtx.bench.judge.sample import CellSample, MetricColumn
 from trtx.errors import UsageError
 from trtx.stats.intervals import CONFIDENCE, expected_margin, per_interval, relative_spread, trials_needed

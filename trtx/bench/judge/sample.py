@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from trtx.bench.cells import Cell, DeviceKind
 from trtx.bench.draft_metrics import DraftNumber
-from trtx.bench.figures import Distribution, Figures, Metric, Number, PerDevice, all_figures
 from trtx.bench.gpu_metrics import GpuNumber
 from trtx.bench.judge.checks import ValidityLevel
+from trtx.bench.metric_types import Distribution, Figures, Metric, Number, PerDevice, all_figures
 from trtx.bench.metrics import error_request_count, request_count
 from trtx.errors import UsageError
 from trtx.stats.percentiles import samples_needed

@@ -42,6 +42,9 @@ def judge_software(facts: Facts) -> Iterator[Check]:
         yield _mpi(software)
     if facts.gpus.visible:
         yield _cuda_bindings(software)
+        yield _extra(
+            software, "cudnn", "nvidia-cudnn-frontend", "cudnn", "faster attention of long prompts on Hopper GPUs"
+        )
     yield _extra(software, "modelopt", "nvidia-modelopt", "quantize", "trtx build --quant")
     yield _extra(software, "lm-eval", "lm-eval", "eval", "trtx eval, and eval in a sweep,")
     yield _video(software)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, compare, doubts_of_both, measured_ratio
 from trtx.bench.judge.judgement import CheckResult, UnjudgedValue, Verdict
+from trtx.bench.judge.regression import DEFAULT_METRICS, GateLimit, compare, doubts_of_both, measured_ratio
 from trtx.bench.judge.sample import CellSample, MetricColumn, Window
 from trtx.errors import UsageError
 from trtx.evals.gate import check_max_drop

@@ -16,7 +16,7 @@ from trtx.bench.cells import CELL
 from trtx.bench.draft_metrics import ACCEPTANCE
 from trtx.bench.intact import as_kept, read_kept
 from trtx.bench.journal import TrialEnded
-from trtx.bench.judge.gate import measured_ratio
+from trtx.bench.judge.regression import measured_ratio
 from trtx.bench.judge.sample import MetricColumn
 from trtx.config.strict_yaml import read_yaml
 from trtx.config.wording import quoted, shown

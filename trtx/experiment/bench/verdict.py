@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from trtx.bench import Cell, describe
 from trtx.bench.failures import merge_reasons
-from trtx.bench.judge.gate import compare
 from trtx.bench.judge.goodput import judge_goodput
 from trtx.bench.judge.judgement import CheckResult, Verdict, outcome
+from trtx.bench.judge.regression import compare
 from trtx.bench.judge.sample import CellSample, Window
 from trtx.bench.judge.slo import judge_error_rate, judge_objective
 from trtx.bench.metrics import error_request_count, request_count, request_error_rate, uncounted_request_count

@@ -133,8 +133,8 @@ def plan_job(spec: TopologySpec, job: JobSpec) -> JobPlan:
     units = _units(zip((role for role, _ in sizes), places, strict=True))
     if job.frontends > len(units):
         raise UsageError(
-            f"--frontends {job.frontends}: the job has {len(units)} places for one, a node or the nodes of an engine; "
-            f"ask for {len(units)} at most, or more nodes"
+            f"--frontends {job.frontends}: the job has room for {len(units)}, one on each node or on each group of "
+            f"nodes that runs an engine; ask for {len(units)} at most, or for more nodes"
         )
     planned = plan_hosts(
         spec,

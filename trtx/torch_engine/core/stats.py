@@ -33,12 +33,12 @@ def iteration_stats(
 ) -> dict[str, Any]:
     """Returns a row of counts as of the end of the step; the next step may be in flight.
 
-    Times are in ms, memory in bytes. ``began``, ``ended``: seconds on the clock of ``Sequence.arrived_s``. A step that
-    waited for the previous one began when that one was committed. Block counts are in units of one block in every KV
-    cache group, i.e. of all layers.
+    Times are in ms, memory in bytes. ``began``, ``ended``: seconds on the clock of ``Sequence.arrived_s``. If a step
+    waited for the previous step, ``began`` is the time at which that one was committed. Block counts are in units of
+    one block in every KV cache group, i.e. of all layers.
 
     TensorRT-LLM lacks ``numPreemptions``, ``deviceWaitMS``, ``numGraphMisses``, ``guidedDecodingStats``,
-    ``expertStats`` and ``hostKvCacheStats``. An argument that is None has no field.
+    ``expertStats`` and ``hostKvCacheStats``. If an argument is None, the row lacks its field.
     """
     decodes, prompts = step.generating, step.prompts
     fresh = [s for s in step.admitted if not s.is_resumed]

@@ -60,9 +60,12 @@ class CudaPeers:
         torch.cuda.synchronize(device)  # creates a context, and waits for what fills the pool
         try:
             self._driver = CudaDriver()
-            self.handle, self.offset = (b"", 0) if pool is None else self._driver.export(pool.data_ptr())
+            self.handle, self.offset = (b"", 0) if pool is None else self._driver.export(pool.data_ptr(), pool.nbytes)
         except (CudaError, OSError) as error:
             raise MemoryUnreachable(str(error)) from error
+        if pool is not None and len(self.handle) != HANDLE_BYTES:
+            self._driver.close_exports()
+            raise MemoryUnreachable("the memory has no handle of CUDA IPC, as with torch's expandable_segments")
 
     def adopt_thread(self) -> None:
         self._driver.adopt_thread()

@@ -67,15 +67,17 @@ class CudaDriver:
         """Makes the context current in the calling thread."""
         self._call("cuCtxSetCurrent", self._context)
 
-    def export(self, address: int) -> tuple[bytes, int]:
-        """Returns (handle of the allocation that contains ``address``, offset of ``address`` in it).
+    def export(self, address: int, num_bytes: int) -> tuple[bytes, int]:
+        """Returns (handle of the allocation that contains the memory at ``address``, offset of ``address`` in it).
 
         The handle of memory that was created and mapped (:mod:`trtx.torch_engine.runner.cuda_regions`) is a descriptor
         of this process, which keeps the memory allocated until :meth:`close_exports`. Raises CudaError for memory that
-        has no handle, such as torch's ``expandable_segments``.
+        has no handle, or has several: torch's ``expandable_segments`` map a tensor in pieces.
         """
         base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
         self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+        if address + num_bytes > base.value + size.value:
+            raise CudaError("the memory was mapped in pieces, as torch's expandable_segments do")
         try:
             self._call("cuIpcGetMemHandle", ctypes.byref(handle), base)
         except CudaError:

@@ -68,7 +68,7 @@ class CudaMemory:
         if not self._driver.copies_batches:
             raise MemoryUnreachable("the driver is older than CUDA 12.8, which introduced batched copies")
         try:
-            self.handle, self.offset = self._driver.export(pool.data_ptr())
+            self.handle, self.offset = self._driver.export(pool.data_ptr(), pool.nbytes)
         except CudaError as error:
             raise MemoryUnreachable(str(error)) from error
         self.own = _Opened(0, pool.data_ptr())

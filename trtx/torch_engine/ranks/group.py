@@ -27,7 +27,7 @@ _all_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_sing
 
 
 class DistributedGroup:
-    """A :class:`trtx.torch_engine.runner.split.RankGroup` on torch's default process group."""
+    """A :class:`trtx.torch_engine.runner.rank_split.RankGroup` on torch's default process group."""
 
     def __init__(self, rank: int, size: int, device: torch.device, *, ordered: bool) -> None:
         self.rank = rank

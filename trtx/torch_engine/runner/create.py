@@ -34,6 +34,7 @@ from trtx.torch_engine.runner.mlp import ExpertBackend
 from trtx.torch_engine.runner.mrope import Mrope
 from trtx.torch_engine.runner.padded_passes import PaddedPasses
 from trtx.torch_engine.runner.rank_sampler import FollowingSampler, LeadingSampler
+from trtx.torch_engine.runner.rank_split import RankGroup, RankSplit, VocabularyMultiplier
 from trtx.torch_engine.runner.regions import Region, open_region
 from trtx.torch_engine.runner.rope import rotary_table
 from trtx.torch_engine.runner.runner import TorchRunner, scales_name
@@ -43,7 +44,6 @@ from trtx.torch_engine.runner.sampler import Sampler
 from trtx.torch_engine.runner.sampling.masks import TokenMasks
 from trtx.torch_engine.runner.shared_weights import SharedWeights, described
 from trtx.torch_engine.runner.slots import new_block_tables
-from trtx.torch_engine.runner.split import RankGroup, RankSplit, VocabularyMultiplier
 from trtx.torch_engine.runner.torch_kernels import TorchKernels
 from trtx.torch_engine.runner.weight_group import sole_start
 from trtx.torch_engine.runner.weights import DecoderWeights, admit_weights, load_weights

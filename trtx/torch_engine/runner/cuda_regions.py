@@ -167,7 +167,7 @@ class SharedCudaRegion:
         self.bytes = self._range.tensor(num_bytes)
 
     def seal(self) -> None:
-        """Waits until everything is written: other processes' kernels are not ordered after this one's."""
+        """Waits until all writes have ended, because CUDA does not order other processes' kernels after them."""
         torch.cuda.synchronize(self._range.device)
 
     def close(self) -> None:

@@ -3,8 +3,9 @@
 A library chooses its kernel, and with it the summation order, by the number of rows. Here there are a few *tilings*,
 each a computation of one fixed shape, and a matmul uses the cheapest tiling for its row count among those that give the
 same bits. This is tested, not assumed: when a weight is admitted, every tiling runs on random rows, at several places
-among other rows, and a tiling that differs in one bit from the reference is not used for weights of that shape. Inside
-a library, shapes, dtype, alignment and threads decide the summation order, and all four are the same in later calls.
+among other rows, and of those that depend on no place, the most that agree in every bit are used for weights of that
+shape. Inside a library, shapes, dtype, alignment and threads decide the summation order, and all four are the same in
+later calls.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class Tiling(Protocol):
     @property
     def rows(self) -> int:
         """Rows of x in one pass: the tiling is the cheapest for this number, or slightly fewer."""
+
+    def takes(self, weight: Tensor) -> bool:
+        """Whether the tiling can compute a matmul with this weight at all."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """``x`` [n, columns] for any n, ``weight`` [rows, columns], ``out`` [n, rows]."""
@@ -59,20 +63,23 @@ class InvariantMultiplier:
         key = _key(weight, bias)
         if key in self._admitted:
             return
+        tilings = [one for one in self._tilings if one.takes(weight)]
         generator = torch.Generator().manual_seed(0)
-        probe = torch.randn(self._tilings[-1].rows, weight.shape[1], generator=generator)
+        probe = torch.randn(tilings[-1].rows, weight.shape[1], generator=generator)
         x = probe.to(weight.device, weight.dtype if self._x_dtype is None else self._x_dtype)
-        for at in range(len(self._tilings), 0, -1):
-            reference = self._run(self._tilings[at - 1], x, weight, bias)
-            if not self._is_free(self._tilings[at - 1], x, weight, bias, reference):
-                continue
-            agreeing = [one for one in self._tilings[: at - 1] if self._is_free(one, x, weight, bias, reference)]
-            self._admitted[key] = (*agreeing, self._tilings[at - 1])
-            return
-        raise UsageError(
-            f"--deterministic is not possible on this {weight.device.type}, because a matmul with a weight of "
-            f"{tuple(weight.shape)} in {weight.dtype} rounds a row differently at other places; leave it out"
-        )
+        agreeing: list[Tiling] = []
+        for at in range(len(tilings), 0, -1):
+            if len(agreeing) >= at:
+                break  # those left are not more
+            reference = self._run(tilings[at - 1], x, weight, bias)
+            same = [one for one in tilings[:at] if self._is_free(one, x, weight, bias, reference)]
+            agreeing = max(agreeing, same, key=len)
+        if not agreeing:
+            raise UsageError(
+                f"--deterministic is not possible on this {weight.device.type}, because a matmul with a weight of "
+                f"{tuple(weight.shape)} in {weight.dtype} rounds a row differently at other places; leave it out"
+            )
+        self._admitted[key] = tuple(agreeing)
 
     def tilings(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tiling, ...]:
         """The tilings in use for an admitted weight."""
@@ -105,6 +112,9 @@ class RowTile:
     """On a CPU: torch's library, always over exactly ``rows`` rows of aligned memory, padded with zeros."""
 
     rows: int
+
+    def takes(self, weight: Tensor) -> bool:
+        return True
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         for begin in range(0, x.shape[0], self.rows):

@@ -35,7 +35,8 @@ class _Tile:
     while it keeps chunks below :data:`_LONG_CHUNK`. ``whole_first``: process the KV that every row attends to without
     masks, in tiles with many steps of it. ``fold_chunks``: number of a token's partial results that are folded at once.
     ``table_ahead``: each step loads the block ids of the next one. It keeps one more step of K and V in flight at the
-    same ``stages``, and costs shared memory.
+    same ``stages``, and costs shared memory. ``in_waves``: only one program fits on an SM, so the number of items is
+    the best one for whole waves of programs, up to ``items`` waves.
     """
 
     rows: int
@@ -47,6 +48,7 @@ class _Tile:
     whole_first: bool = False
     fold_chunks: int = 1
     table_ahead: bool = False
+    in_waves: bool = False
 
 
 _TILES = (
@@ -54,9 +56,11 @@ _TILES = (
     _Tile(16, 32, 2, 3, 6, 4, fold_chunks=16, table_ahead=True),
     # Two programs fit on an SM, and a short prompt has enough tiles for all SMs.
     _Tile(64, 64, 4, 3, 1, 1, whole_first=True, table_ahead=True),
-    # The block table's load precedes those of K and V: with 5 stages, two of these are in flight.
-    _Tile(128, 64, 8, 5, 1, 1, whole_first=True),
+    # The block table's load precedes those of K and V: with 5 stages, two of these are in flight. 4 waves: what was
+    # measured. Each wave costs 8 MiB of partial results at 32 heads of 128.
+    _Tile(128, 64, 8, 5, 4, 4, whole_first=True, in_waves=True),
 )
+_FLOAT8_DECODES = _Tile(16, 64, 2, 3, 6, 4, fold_chunks=16, table_ahead=True)  # tokens take half of the memory
 _FIXED_TILE = _Tile(64, 64, 8, 3, 2, 2)  # 8 warps: with 4, two accumulators exceed the registers
 # For float32, or heads above 128: limited by shared memory.
 _NARROW_TILES = (_Tile(16, 32, 4, 2, 4, 2, fold_chunks=16), _Tile(32, 32, 4, 2, 4, 4, whole_first=True))
@@ -158,6 +162,9 @@ class RaggedAttention:
         if self._fixed:
             part_rows = self._fixed_part_rows
             most_items = tiles + part_rows
+        elif tile.in_waves:
+            most_items = tiles + wanted
+            part_rows = wanted * min(tile_rows, longest)
         else:
             # All tiles of a sequence have as many chunks as its last tile needs: up to twice the total that they need.
             most_items = tiles + wanted * (1 if starts is None else 2)
@@ -174,11 +181,11 @@ class RaggedAttention:
         )
         plan_kernel[(count,)](
             slots, starts, contexts, work.num_items, work.items, work.arrived,
-            self._cache.padding_slot, count, wanted, fewer, FIXED_CHUNK if self._fixed else _LEAST_CHUNK, _LONG_CHUNK,
-            part_rows, above, up_to, window,
+            self._cache.padding_slot, count, self._num_processors, wanted, fewer,
+            FIXED_CHUNK if self._fixed else _LEAST_CHUNK, _LONG_CHUNK, part_rows, above, up_to, window,
             TILE_ROWS=tile_rows, BLOCK_TOKENS=tile.tokens, NUM_KV_HEADS=config.num_kv_heads, FIXED=self._fixed,
-            BLOCK_SEQUENCES=self._block_sequences, BLOCK_ITEMS=_BLOCK_ITEMS,
-            BLOCK_KV_HEADS=triton.next_power_of_2(config.num_kv_heads), num_warps=1,
+            MOST_WAVES=tile.items if tile.in_waves else 0, BLOCK_SEQUENCES=self._block_sequences,
+            BLOCK_ITEMS=_BLOCK_ITEMS, BLOCK_KV_HEADS=triton.next_power_of_2(config.num_kv_heads), num_warps=1,
         )  # fmt: skip
         return work
 
@@ -251,6 +258,8 @@ class RaggedAttention:
         """
         is_narrow = dtype == torch.float32 or self._block_dim > 128
         tiles: tuple[_Tile, ...] = _NARROW_TILES if is_narrow else _TILES
+        if self._cache.scales is not None and not is_narrow:
+            tiles = (_FLOAT8_DECODES, *tiles[1:])
         if self._fixed:
             tiles = _NARROW_TILES[-1:] if is_narrow else (_FIXED_TILE,)
         return tuple(replace(tile, rows=max(tile.rows, self._lanes)) for tile in tiles)

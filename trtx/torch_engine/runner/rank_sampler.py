@@ -8,9 +8,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from trtx.torch_engine.runner.rank_split import RankGroup
 from trtx.torch_engine.runner.sampler import SampledRows, Sampler
 from trtx.torch_engine.runner.sampling.masks import TokenMasks
-from trtx.torch_engine.runner.split import RankGroup
 from trtx.torch_engine.step import ScheduledSequence
 
 

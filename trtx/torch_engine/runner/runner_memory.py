@@ -180,8 +180,8 @@ class WeightMemory:
             ours, theirs = _form(self._tensors.get(name)), _form(read.get(name))
             if ours != theirs:
                 raise UsageError(
-                    f"the weights of {model_dir} don't fit: {name} is {theirs}, and {ours} in the loaded model; give a "
-                    "checkpoint of the same shapes and format"
+                    f"the weights of {model_dir} differ from the loaded model's: {name} is {theirs}, and {ours} in the "
+                    "loaded one; give a checkpoint of the same shapes and format"
                 )
         return read
 

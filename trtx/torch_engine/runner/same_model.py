@@ -24,8 +24,8 @@ def read_same_config(model_dir: Path, loaded: ModelConfig) -> ModelConfig:
     found = read_model_config(model_dir)
     for name, theirs, ours in _differences("", found, loaded):
         raise UsageError(
-            f"the weights of {model_dir} don't fit: its {name} is {theirs}, and {ours} in the loaded model; give a "
-            "checkpoint of the same config"
+            f"the weights of {model_dir} differ from the loaded model's: its {name} is {theirs}, and {ours} in the "
+            "loaded one; give a checkpoint of the same config"
         )
     return found
 

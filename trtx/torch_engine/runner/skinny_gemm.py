@@ -15,7 +15,7 @@ from torch import Tensor
 from trtx.torch_engine.runner.kernels import Kernels
 from trtx.torch_engine.runner.linear import LIBRARY_MULTIPLIER, MOST_ROWS, Linear, PlainLinear
 from trtx.torch_engine.runner.mlp import DenseMlp, ExpertMlp
-from trtx.torch_engine.runner.split import RankGroup, without_sum
+from trtx.torch_engine.runner.rank_split import RankGroup, without_sum
 from trtx.torch_engine.runner.triton_skinny_gemm import few_rows_kernel, one_row_kernel
 from trtx.torch_engine.runner.weights import DecoderWeights, LayerWeights
 

@@ -39,7 +39,8 @@ def single_experts(tensors: NamedReads, config: ModelConfig, model_dir: Path, de
         value, expected = read(), _stored_shape(stack, experts, config.hidden_size)
         if value.shape != expected:
             raise UsageError(
-                f"{model_dir}: tensor {name} has shape {list(value.shape)}, its config.json says {list(expected)}"
+                f"{model_dir}: tensor {name} has shape {list(value.shape)}, and config.json wants {list(expected)}; "
+                "use a checkpoint whose files belong together"
             )
         if stack.content not in ("blocks", "scales"):
             yield from _parts(stack, experts, lambda expert, value=value: value[expert])  # type: ignore[misc]

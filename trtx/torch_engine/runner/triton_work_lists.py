@@ -18,22 +18,56 @@ ITEM = tl.constexpr(8)
 They are the tile's first query row, its number of rows, slot, position of its first row, the chunk's index, the number
 of chunks of the tile (1: this item has all its KV), tokens in a chunk, and the first row of its partial results.
 """
+_PART_TOKENS = tl.constexpr(550)
+"""Time of a partial result, as KV tokens that a program with 128 query rows reads in that time.
+
+Fitted to one H200: a wave takes 16.7 us for 1,000 tokens of KV, and each program of a split tile 9.1 us of its SM. Any
+value from 250 to 900 chooses the same for all cases measured: docs/performance-notes.md, "Block ids a step ahead".
+"""
 
 
-@triton.jit(do_not_specialize=["num_sequences", "wanted_items", "fewer_items", "part_rows", "above", "up_to"])
+@triton.jit
+def chunks_by_waves(tiles, length, processors, MOST_WAVES: tl.constexpr, NUM_KV_HEADS: tl.constexpr):
+    """Returns the number of chunks of each sequence's tiles that takes the least time, one program on an SM at a time.
+
+    ``tiles`` and ``length`` (KV tokens of the longest tile) are those of each sequence. A plan shares out the KV evenly
+    so that split tiles have at most ``waves * processors`` programs; without a wave, all tiles are whole. Its time, in
+    tokens: each wave of programs takes as long as their mean, the longest one begins last, and each part has a cost.
+    """
+    programs = tiles * NUM_KV_HEADS
+    tokens = tl.sum(programs.to(tl.int64) * length, axis=0)
+    chunks = tl.full(length.shape, 1, tl.int32)
+    least = float("inf")
+    for waves in range(MOST_WAVES + 1):
+        tried = tl.maximum(length.to(tl.int64) * (waves * processors) // tl.maximum(tokens, 1), 1).to(tl.int32)
+        all_programs = tl.sum(programs * tried, axis=0)
+        parts = tl.sum(tl.where(tried > 1, programs * tried, 0), axis=0)
+        longest = tl.max(tl.cdiv(length, tried), axis=0)
+        mean = tokens.to(tl.float32) / tl.maximum(all_programs, 1)
+        time = (tl.cdiv(all_programs, processors) - 1) * mean + longest + parts * (_PART_TOKENS / processors)
+        chunks = tl.where(time < least, tried, chunks)
+        least = tl.minimum(time, least)
+    return chunks
+
+
+@triton.jit(
+    do_not_specialize=["num_sequences", "processors", "wanted_items", "fewer_items", "part_rows", "above", "up_to"]
+)
 def plan_kernel(
     slots, starts, contexts, num_items, items, arrived,
-    padding_slot, num_sequences, wanted_items, fewer_items, chunk_tokens, long_chunk, part_rows, above, up_to, window,
+    padding_slot, num_sequences, processors, wanted_items, fewer_items, chunk_tokens, long_chunk, part_rows, above,
+    up_to, window,
     TILE_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, FIXED: tl.constexpr,
-    BLOCK_SEQUENCES: tl.constexpr, BLOCK_ITEMS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr,
+    MOST_WAVES: tl.constexpr, BLOCK_SEQUENCES: tl.constexpr, BLOCK_ITEMS: tl.constexpr, BLOCK_KV_HEADS: tl.constexpr,
 ):  # fmt: skip
     """Writes the items of one sequence for each program.
 
     Every program counts all sequences' items, so none waits for another. ``starts`` None: one new token for each
     sequence. ``FIXED``: chunks have ``chunk_tokens`` tokens, whatever else is in the forward; otherwise this is their
     minimum. A tile is split if its KV is longer than one of ``wanted_items`` equal shares and ``part_rows`` has room
-    for its partial results. The plan aims at ``fewer_items`` instead while their chunks stay below ``long_chunk``. A
-    padding slot has no KV; its item writes zeros. Sequences whose length, including this forward's tokens, is at most
+    for its partial results. The plan aims at ``fewer_items`` instead while their chunks stay below ``long_chunk``. With
+    ``MOST_WAVES`` above 0, :func:`chunks_by_waves` replaces both targets, on ``processors`` SMs. A padding slot has no
+    KV; its item writes zeros. Sequences whose length, including this forward's tokens, is at most
     ``above`` or more than ``up_to`` belong to another list. All tiles of a sequence have as many chunks as the tile
     with the most KV; chunks after the end of a tile are empty.
     """
@@ -69,9 +103,12 @@ def plan_kernel(
         chunks = tl.where(length > 2 * share, tl.cdiv(length, chunk_tokens), 1)
         chunk = tl.full((BLOCK_SEQUENCES,), 0, tl.int32) + chunk_tokens
     else:
-        ample = tl.minimum(tl.cdiv(all_tokens, fewer_items), long_chunk).to(tl.int32)
-        share = tl.maximum(tl.maximum(share, ample), chunk_tokens)
-        chunks = tl.maximum((length + share // 2) // share, 1)
+        if MOST_WAVES > 0:
+            chunks = chunks_by_waves(tiles, length, processors, MOST_WAVES, NUM_KV_HEADS)
+        else:
+            ample = tl.minimum(tl.cdiv(all_tokens, fewer_items), long_chunk).to(tl.int32)
+            share = tl.maximum(tl.maximum(share, ample), chunk_tokens)
+            chunks = tl.maximum((length + share // 2) // share, 1)
         chunk = tl.cdiv(tl.cdiv(length, chunks), BLOCK_TOKENS) * BLOCK_TOKENS
         chunks = tl.maximum(tl.cdiv(length, tl.maximum(chunk, 1)), 1)
     needed = tl.where(chunks > 1, rows * chunks, 0)

@@ -47,7 +47,7 @@ from trtx.torch_engine.runner.mlp import (
     LayerMlp,
     LoopedExperts,
 )
-from trtx.torch_engine.runner.split import RankSplit
+from trtx.torch_engine.runner.rank_split import RankSplit
 from trtx.torch_engine.runner.tensor_source import tensors_of
 
 log = logging.getLogger(__name__)

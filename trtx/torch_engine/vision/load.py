@@ -76,7 +76,7 @@ def load_tower(args: EncoderArgs) -> Tower:
         free, total = torch.cuda.mem_get_info(device)
         raise UsageError(
             f"the vision tower of {model_dir.name} does not fit on {device}, which has {free >> 20} of {total >> 20} "
-            "MiB free; free the GPU, or give the encoder another"
+            "MiB free; free the GPU, or give the encoder another GPU"
         ) from error
     model.eval()
     rows = config.vision.tokens_per_image

@@ -284,7 +284,7 @@ REFUSED = {
     "torch": ({"tp": 2}, {"gpus_per_node": 1}, "engine torch runs a worker on one node"),
     "too few nodes": ({"workers": 9}, {"gpus_per_node": 4, "nodes": 2}, "must be at least 3, and --nodes is 2"),
     "idle nodes": ({"workers": 2}, {"gpus_per_node": 4, "nodes": 3}, "more than 2 nodes would have nothing to do"),
-    "frontends": ({}, {"frontends": 2}, "--frontends 2: the job has 1 places"),
+    "frontends": ({}, {"frontends": 2}, "--frontends 2: the job has room for 1"),
     "mpi": ({}, {"mpi": "pmi2"}, "--mpi pmi2 has no effect here"),
     "port": ({"port": 0}, {}, "--port 0 means any free port"),
     "space": (

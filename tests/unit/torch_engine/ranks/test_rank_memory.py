@@ -28,7 +28,7 @@ from trtx.torch_engine.ranks.children import start_ranks
 from trtx.torch_engine.ranks.leader import LeadingRunner, create_ranked_runner
 from trtx.torch_engine.runner import DraftArgs, RunnerArgs
 from trtx.torch_engine.runner.draft_target import SmallModel
-from trtx.torch_engine.runner.split import RankSplit
+from trtx.torch_engine.runner.rank_split import RankSplit
 from trtx.torch_engine.runner.weight_tensors import named_weights
 from trtx.torch_engine.runner.weights import load_weights
 
@@ -184,7 +184,9 @@ def test_weights_that_one_rank_can_not_read_reach_none(
     ranked: LeadingRunner, expected: list[list[Any]], checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
     other = save(build("qwen3", intermediate_size=128), tmp_path / "wide")
-    with pytest.raises(UsageError, match=r"^the weights of \S+ don't fit: its intermediate_size is 128"):
+    with pytest.raises(
+        UsageError, match=r"^the weights of \S+ differ from the loaded model's: its intermediate_size is 128"
+    ):
         ranked.update_weights(other)
     with without_files(ranked), pytest.raises(UsageError, match="^rank 1: "):
         ranked.update_weights(checkpoints[1])

@@ -237,3 +237,31 @@ def test_a_tiling_that_rounds_by_a_rows_place_is_not_used_and_none_at_all_is_ref
     assert [tiling.rows for tiling in fallen_back.tilings(weight)] == [8]
     with pytest.raises(UsageError, match="leave it out"):
         InvariantMultiplier([Placed(8), Placed(16)]).admit(weight)
+
+
+class Other(RowTile):
+    """Rounds every row alike, but otherwise than :class:`RowTile`."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: Any, out: torch.Tensor) -> None:
+        super().__call__(x, weight, bias, out)
+        out *= 1 + 2**-20
+
+
+class Unable(RowTile):
+    def takes(self, weight: torch.Tensor) -> bool:
+        return False
+
+
+def test_the_most_tilings_that_agree_are_used_and_none_that_cannot_take_the_weight() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(24, 40)
+    for tilings, used in (
+        ([RowTile(4), RowTile(8), Other(16)], [4, 8]),
+        ([RowTile(4), Other(8), Other(16)], [8, 16]),
+        ([RowTile(4), Other(8), RowTile(16)], [4, 16]),
+        ([RowTile(4), Other(8)], [8]),
+        ([RowTile(4), RowTile(8), Unable(16)], [4, 8]),
+    ):
+        multiplier = InvariantMultiplier(tilings)
+        multiplier.admit(weight)
+        assert [tiling.rows for tiling in multiplier.tilings(weight)] == used

@@ -15,7 +15,7 @@ from trtx.checkpoint.formats import FORMATS, LOADED
 from trtx.checkpoint.model_config import read_model_config
 from trtx.checkpoint.tensor_parallel import RankSizes
 from trtx.torch_engine.runner.formats import format_of
-from trtx.torch_engine.runner.split import RankSplit
+from trtx.torch_engine.runner.rank_split import RankSplit
 
 pytestmark = pytest.mark.slow
 

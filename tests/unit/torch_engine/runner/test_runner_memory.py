@@ -144,7 +144,7 @@ def test_weights_of_another_config_are_refused_and_nothing_is_lost(
     one = runner(checkpoints[0])
     expected = logprobs(one)
     other = save(build("qwen3", intermediate_size=128), tmp_path / "wide")
-    with pytest.raises(UsageError, match=r"its intermediate_size is 128, and \d+ in the loaded model"):
+    with pytest.raises(UsageError, match=r"its intermediate_size is 128, and \d+ in the loaded one"):
         one.update_weights(other)
     cut = Path(shutil.copytree(checkpoints[1], tmp_path / "cut"))
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-1000])

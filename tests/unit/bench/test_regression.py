@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from judged_samples import of_requests, of_trials, request
 
 from trtx.bench import Cell, LoadSpec, Trial
-from trtx.bench.figures import Figures, all_figures
 from trtx.bench.judge.checks import ValidityLevel
-from trtx.bench.judge.gate import DEFAULT_METRICS, GateLimit, compare, parse_limit, parse_metrics
 from trtx.bench.judge.judgement import CheckResult, Verdict, outcome
+from trtx.bench.judge.regression import DEFAULT_METRICS, GateLimit, compare, parse_limit, parse_metrics
 from trtx.bench.judge.resolution import check_resolvable
 from trtx.bench.judge.sample import CellSample, MetricColumn
 from trtx.bench.judge.slo import judge_objective, parse_objective
 from trtx.bench.judge.validity import Reason, Validity
+from trtx.bench.metric_types import Figures, all_figures
 from trtx.errors import GateError, NoVerdictError, UsageError
 from trtx.stats.intervals import Interval
 

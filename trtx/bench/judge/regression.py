@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trtx.bench.figures import PerDevice
 from trtx.bench.judge.judgement import CheckResult, UnjudgedValue, Verdict, doubts, why_not_judged
 from trtx.bench.judge.sample import DEVICES, CellSample, MetricColumn, parse_metric, parse_percent
+from trtx.bench.metric_types import PerDevice
 from trtx.bench.metrics import (
     inter_token_latency,
     output_token_throughput,

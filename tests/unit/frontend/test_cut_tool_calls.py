@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trtx.frontend.tool_answers import ToolAnswer, with_calls
+from trtx.frontend.cut_tool_calls import ToolAnswer, with_calls
 
 CHAT = "/v1/chat/completions"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-request-id: 7\r\ntransfer-encoding: chunked\r\n\r\n"

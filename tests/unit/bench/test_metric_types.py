@@ -15,7 +15,10 @@ import pytest
 from trtx.bench import Cell, LoadSpec, Trial, gpu_metrics, metrics, read_cells
 from trtx.bench.cells import CELL
 from trtx.bench.draft_counters import DraftCounts
-from trtx.bench.figures import (
+from trtx.bench.gpu_use import GpuPart, PricedGpus
+from trtx.bench.judge.checks import ValidityLevel
+from trtx.bench.judge.validity import Reason, Unchecked, Validity
+from trtx.bench.metric_types import (
     FIRST_SCHEMA,
     Figures,
     MeasuredMetric,
@@ -27,9 +30,6 @@ from trtx.bench.figures import (
     metric,
     per_device,
 )
-from trtx.bench.gpu_use import GpuPart, PricedGpus
-from trtx.bench.judge.checks import ValidityLevel
-from trtx.bench.judge.validity import Reason, Unchecked, Validity
 from trtx.bench.readings import GpuReading, ServerReading
 from trtx.bench.records import RecordedFormat, RequestRecord
 from trtx.errors import UsageError
