@@ -176,7 +176,7 @@ class Play:
             self.turn()
         tier = self.core.tier
         if tier is not None:
-            tier.counters.stored = tier.counters.loaded = 0
+            tier.counters.stored = tier.counters.loaded = tier.counters.dropped = 0
             tier.counters.stored_seconds = tier.counters.loaded_seconds = 0.0
         self.window = window = Window()
         gc.collect()

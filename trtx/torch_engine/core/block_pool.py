@@ -55,6 +55,7 @@ class BlockPool:
         *,
         enable_reuse: bool = True,
         events: KvEventLog | None = None,
+        order: EvictionOrder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if num_blocks < 1 or tokens_per_block < 1:
@@ -70,8 +71,8 @@ class BlockPool:
         self._names: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}  # name -> block, held or cached
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack; low ids first
-        self._cached = EvictionOrder()
-        self._uncopied = EvictionOrder()  # cached blocks that the tier below does not hold
+        self._cached = order if order is not None else EvictionOrder()
+        self._unready = EvictionOrder()  # cached blocks that the tier below has not dealt with; evicted last
         self._unreported: set[bytes] = set()  # names in _block_of that no event has reported
 
     @property
@@ -89,8 +90,8 @@ class BlockPool:
 
     @property
     def num_ready(self) -> int:
-        """Number of available blocks whose content the tier below holds, or which have none."""
-        return self.num_available - len(self._uncopied)
+        """Number of blocks that ``allocate`` hands out before one that the tier below has not dealt with."""
+        return self.num_available - len(self._unready)
 
     @property
     def num_free(self) -> int:
@@ -132,7 +133,7 @@ class BlockPool:
             if self._refs[block_id] == 0:
                 self._cached.discard(block_id)
                 if self.below is not None:
-                    self._uncopied.discard(block_id)
+                    self._unready.discard(block_id)
             self._refs[block_id] += 1
         self.counters.allocated += len(block_ids)
         self.counters.reused += len(block_ids)
@@ -170,7 +171,7 @@ class BlockPool:
             self.below.evicted(evicted)
         for block_id, _name in evicted:
             if self.below is not None:
-                self._uncopied.discard(block_id)
+                self._unready.discard(block_id)
             self._unname(block_id)
             self._free.append(block_id)
         self._announce_removal([name for _, name in evicted])
@@ -182,12 +183,12 @@ class BlockPool:
     def _cache(self, block_id: int, name: bytes) -> None:
         priority = self.priorities.begin(block_id)
         self._cached.add(block_id, priority)
-        if self.below is not None and not self.below.is_copied(block_id, name):
-            self._uncopied.add(block_id, priority)
+        if self.below is not None and self.below.stores_ahead:
+            self._unready.add(block_id, priority)
 
     def _reorder(self, block_id: int) -> None:
         """Gives a cached block the place in the order of eviction that its priority has now."""
-        for order in (self._cached, self._uncopied):
+        for order in (self._cached, self._unready):
             if block_id in order:
                 order.discard(block_id)
                 order.add(block_id, self.priorities.of(block_id))
@@ -204,23 +205,24 @@ class BlockPool:
 
     # --- the tier below ---
 
-    def first_uncopied(self) -> tuple[int, bytes] | None:
-        """Returns the block that is evicted first among those that the tier below does not hold, and its name."""
-        if not len(self._uncopied):
+    def first_unready(self) -> tuple[int, bytes] | None:
+        """Returns the block that is evicted first among those that are not ready, and its name."""
+        if not len(self._unready):
             return None
-        block_id = self._uncopied.first()
+        block_id = self._unready.first()
         name = self._names[block_id]
         assert name is not None
         return block_id, name
 
-    def set_copied(self, name: bytes, *, is_copied: bool) -> None:
-        """Notes whether the tier below holds a content, or should be asked about it again."""
+    def set_ready(self, block_id: int) -> None:
+        """Notes that the tier below has dealt with a cached block: the block may be evicted."""
+        self._unready.discard(block_id)
+
+    def lost_copy(self, name: bytes) -> None:
+        """Notes that the tier below holds a content no longer. If its block was ready, it is the first to deal with."""
         block_id = self._block_of.get(name)
-        if block_id is None or block_id not in self._cached:
-            return
-        self._uncopied.discard(block_id)
-        if not is_copied:
-            self._uncopied.add(block_id, self.priorities.of(block_id))
+        if block_id is not None and block_id in self._cached and block_id not in self._unready:
+            self._unready.add_first(block_id, self.priorities.of(block_id))
 
     def first_evicted(self) -> int | None:
         """Returns the block that the next eviction takes; None without cached blocks."""
@@ -299,7 +301,7 @@ class BlockPool:
                 removed.append(name)
                 if block_id in self._cached:
                     self._cached.discard(block_id)
-                    self._uncopied.discard(block_id)
+                    self._unready.discard(block_id)
                     self._free.append(block_id)
         if removed and self.below is not None:
             self.below.forget(removed)
@@ -356,9 +358,10 @@ class BlockPool:
             named == self._block_of,
             f"{len(named)} blocks carry a name, {len(self._block_of)} names lead to a block; expected the same pairs",
         )
-        below = [b for b in self._cached if self.below is None or self.below.is_copied(b, self._names[b] or b"")]
-        wrong_copies = set(self._uncopied) - (set(self._cached) - set(below))
-        _require(not wrong_copies, f"blocks {sorted(wrong_copies)} are to be copied, and are not cached or have a copy")
+        _require(
+            set(self._unready) <= set(self._cached),
+            f"blocks {sorted(set(self._unready) - set(self._cached))} are not ready, and not cached",
+        )
         _require(
             self._unreported <= named.keys(),
             f"{len(self._unreported - named.keys())} names without a stored event belong to no block",

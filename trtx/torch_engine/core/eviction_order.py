@@ -32,6 +32,11 @@ class EvictionOrder:
         queue[block_id] = None
         self._priorities[block_id] = priority
 
+    def add_first(self, block_id: int, priority: int) -> None:
+        """Adds a block as the one of its priority that was used longest ago."""
+        self.add(block_id, priority)
+        self._queues[priority].move_to_end(block_id, last=False)
+
     def discard(self, block_id: int) -> None:
         priority = self._priorities.pop(block_id, None)
         if priority is not None:

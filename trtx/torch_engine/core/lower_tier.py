@@ -9,8 +9,8 @@ from typing import Protocol
 class LowerTier(Protocol):
     """The methods of a tier that the block pool above it calls."""
 
-    def is_copied(self, block_id: int, name: bytes) -> bool:
-        """Whether the tier has a copy of this block's content that lacks nothing, or is making one."""
+    stores_ahead: bool
+    """Whether the tier asks for the blocks that are evicted next, to copy them before that."""
 
     def evicted(self, blocks: Sequence[tuple[int, bytes]]) -> None:
         """The pool evicts these (block, name) pairs and reuses the blocks; ``HostTier`` may still copy them first."""

@@ -94,6 +94,62 @@ def test_prompts_of_a_third_of_the_pool_are_stored_whole_before_their_eviction(m
     assert h.counters.loaded >= 17 * 50
 
 
+def test_what_was_loaded_does_not_count_as_ready_before_older_blocks_without_a_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loaded conversation has its copy in host memory, but older blocks are evicted before it."""
+    monkeypatch.setattr(tier_module, "MOST_STORING", 8)
+    h = Tiered(150, 2000, tokens=64)
+    for number in range(1, 7):
+        h.ask(number, prompt_of(200, number), 16)
+    dropped = h.counters.dropped
+    for turn in range(1, 13):
+        known = 7 + (turn - 1) // 3
+        if turn % 3:
+            h.ask(100 + turn, [*prompt_of(200, known - 5 + turn % 3), 3], 16)
+        else:
+            h.ask(known, prompt_of(200, known), 16)
+    assert h.counters.dropped == dropped
+    loaded = h.counters.loaded
+    h.ask(300, [*prompt_of(200, 9), 3], 16)
+    assert h.counters.loaded - loaded == 50
+
+
+def test_of_too_many_evicted_blocks_the_first_of_a_prompt_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_module, "READY_SHARE", 0.0)
+    monkeypatch.setattr(tier_module, "MOST_READY_SHARE", 0.0)
+    monkeypatch.setattr(tier_module, "MOST_STORING", 3)
+    h = Tiered(16, 64)
+    h.ask(1, prompt_of(32, 1), 1)
+    h.ask(2, prompt_of(60, 2), 1)
+    assert h.counters.dropped == 4, "of the seven that were evicted"
+    h.ask(3, [*prompt_of(32, 1), 5], 1)
+    assert h.counters.hits == 3
+
+
+def test_a_host_tier_smaller_than_the_pool_does_not_copy_the_same_blocks_again_and_again() -> None:
+    h = Tiered(32, 4)
+    for number in range(1, 5):
+        h.ask(number, prompt_of(32, number), 1)
+    stored = h.counters.stored
+    h.ask(9, prompt_of(3, 9), 60)
+    assert h.counters.stored - stored <= 16, "at most a copy of each block that the answer replaces"
+
+
+def test_a_copy_whose_content_was_needed_again_on_the_device_counts_as_used() -> None:
+    h = Tiered(27, 40)
+    for number in (1, 2, 3):
+        h.ask(number, prompt_of(34, number), 1)
+    hits = h.counters.hits
+    assert h.counters.stored, "the first prompt has its copy"
+    h.ask(10, [*prompt_of(34, 1), 5], 1)
+    assert h.counters.hits == hits, "it is on the device still"
+    for other in range(20, 27):
+        h.ask(other, prompt_of(32, other), 1)
+    h.ask(90, [*prompt_of(34, 1), 50], 1)
+    assert h.counters.hits - hits == 8
+
+
 def test_a_load_of_two_ranks_is_done_once_both_are_and_counts_the_bytes_of_both() -> None:
     h = Tiered(16, 64, ranks=2)
     h.ask(1, prompt_of(32, 1))
@@ -255,11 +311,11 @@ def test_a_prompt_that_is_retained_stays_on_the_device() -> None:
 
 
 def test_a_prompt_that_never_returns_displaces_none_that_does() -> None:
-    h = Tiered(12, 18)
+    h = Tiered(12, 32)  # half of the host's blocks are for what is needed again
     for turn in range(3):
         for conversation in (1, 50):
             h.ask(100 * conversation + turn, [*prompt_of(32, conversation), turn], 1)
-    for other in range(2):
+    for other in range(6):
         h.ask(10 + other, prompt_of(36, 90 + other), 1)
     hits = h.counters.hits
     for conversation in (1, 50):

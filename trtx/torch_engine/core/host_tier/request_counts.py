@@ -1,4 +1,4 @@
-"""Counts how often prompts need each block content; the host tier admits contents by these counts."""
+"""Counts how often prompts need each block content; the host tier evicts by these counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,3 @@ class AskedNames:
             counts[name] = counts.get(name, 0) + 1
         while len(counts) > self._most:
             self._counts = counts = {name: count // 2 for name, count in counts.items() if count > 1}
-
-    def lower(self, name: bytes) -> None:
-        if self._counts.get(name):
-            self._counts[name] -= 1

@@ -1,16 +1,17 @@
 """Decides which blocks are copied to host memory and which are copied back, and tracks the copies under way.
 
 A block's content is stored *before* the block is evicted. The aim is that an admission finds all of its blocks free or
-already copied. So the tier keeps a reserve of such blocks: a quarter of the device's blocks, or as many as the largest
-recent prompt took if that is more. While the reserve is smaller, the blocks that are next in eviction order are copied
-on a separate stream. Cached blocks do not change, so no step has to wait for these copies. If a block is evicted
-without a copy, it is copied at that moment. The next step waits, on the device, for copies of evicted blocks that are
-still under way.
+already copied. So the tier keeps a reserve: the blocks that are handed out next, a quarter of the device's or as many
+as the largest recent prompt took if that is more. It goes through the device's blocks in the order of their eviction.
+Blocks without a copy are copied on a separate stream. Cached blocks do not change, so no step has to wait for these
+copies. If a block is evicted without a copy, it is copied at that moment. The next step waits, on the device, for
+copies of evicted blocks that are still under way. Only so many may be; if more are evicted, those at the beginning of
+a prompt are copied, because the others are useless without them.
 
-The copy in host memory remains after a load, so that the next eviction of the same content costs nothing. When the tier
-is full, a new content replaces the next one in eviction order only if prompts needed it at least as often. Therefore
-prompts that never return displace few that do. If the new content is rejected, the old content's count falls by one and
-it moves to the end of the order, so that old counts lose their weight.
+The copy in host memory remains after a load, so that the next eviction of the same content costs nothing: it only
+counts as a use of the copy. A full tier takes each new content, and evicts contents that prompts needed once before
+those that they needed again (:class:`.ReusedLast`). At most half of its blocks are kept in this way. So prompts that
+never return displace few that do, and contents that no prompt needs any more leave in the end.
 
 Both tiers find contents by their 256-bit names alone, and a name includes the sequence's ``cache_salt``.
 """
@@ -28,6 +29,8 @@ from trtx.torch_engine.core.block_pool import BlockPool
 from trtx.torch_engine.core.draft_kv import DraftKv
 from trtx.torch_engine.core.host_tier.loads import HostLoad
 from trtx.torch_engine.core.host_tier.request_counts import AskedNames
+from trtx.torch_engine.core.host_tier.reused_last import ReusedLast
+from trtx.torch_engine.core.host_tier.tier_counters import TierCounters
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.sequence import Sequence
 
@@ -56,26 +59,6 @@ STORE_POLL_S = 0.01
 """Poll intervals of an engine that has nothing else to do."""
 
 
-@dataclass(slots=True)
-class TierCounters:
-    """Totals since the engine started, in blocks unless the name says otherwise."""
-
-    stored: int = 0
-    loaded: int = 0
-    hits: int = 0  # of prompts, found in host memory only
-    missed: int = 0  # of prompts, in neither tier
-    evicted: int = 0  # from host memory
-    dropped: int = 0  # evicted from the device without a copy: needed too rarely, or too many stores under way
-    abandoned_loads: int = 0  # given up after LOAD_TIMEOUT_S, or the content was withdrawn
-    stored_seconds: float = 0.0
-    loaded_seconds: float = 0.0
-
-    @property
-    def hit_rate(self) -> float:
-        looked_up = self.hits + self.missed
-        return self.hits / looked_up if looked_up else 0.0
-
-
 @dataclass(slots=True, eq=False)
 class _Store:
     names: list[bytes]
@@ -89,9 +72,7 @@ class _Leaving:
     """Ends the chain of tiers: nothing is below the host pool, so evicted contents are lost."""
 
     left: Callable[[list[bytes]], None]
-
-    def is_copied(self, block_id: int, name: bytes) -> bool:
-        return True
+    stores_ahead: bool = False
 
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
         self.left([name for _, name in blocks])
@@ -125,7 +106,8 @@ class HostTier:
 
         ``draft_kv``: of a draft model, whose part of each block is copied too.
         """
-        self.pool = BlockPool(copies.num_blocks, device.tokens_per_block)
+        order = ReusedLast(self._is_reused, copies.num_blocks // 2)
+        self.pool = BlockPool(copies.num_blocks, device.tokens_per_block, order=order)
         self.pool.below = _Leaving(self._left)
         self.counters = TierCounters()
         self.block_bytes = copies.bytes_of_all_ranks
@@ -150,10 +132,13 @@ class HostTier:
 
     # --- what the device's pool tells ---
 
+    stores_ahead = True
+
     def holds(self, name: bytes) -> bool:
         return name in self._storing or self.pool.find(name) is not None
 
-    def is_copied(self, block_id: int, name: bytes) -> bool:
+    def _is_copied(self, block_id: int, name: bytes) -> bool:
+        """Whether host memory has, or gets, all of the block's content: with its draft KV, where the block has it."""
         if name in self._storing:
             return True
         host_id = self.pool.find(name)
@@ -162,11 +147,19 @@ class HostTier:
         return self._draft_kv is None or not self._draft_kv.copy_lacks(host_id, block_id, name)
 
     def evicted(self, blocks: SequenceOf[tuple[int, bytes]]) -> None:
+        lost: list[tuple[int, bytes]] = []
         for block_id, name in blocks:
-            if not self.is_copied(block_id, name) and not self._store(block_id, name, self._most_storing):
+            if not self._is_copied(block_id, name):
+                lost.append((block_id, name))
+            elif (host_id := self.pool.find(name)) is not None:
+                self.pool.use(host_id)
+        # The first blocks of a sequence are evicted last, and without them its others are worth nothing.
+        excess = max(0, len(lost) - max(0, self._most_storing - len(self._storing)))
+        for place, (block_id, name) in enumerate(lost):
+            if place < excess or not self._store(block_id, name):
                 self.counters.dropped += not self.holds(name)
-            if self._sources[block_id]:
-                self._must_hold = True
+        if any(self._sources[block_id] for block_id, _ in blocks):
+            self._must_hold = True
 
     def forget(self, names: Iterable[bytes]) -> None:
         for name in names:
@@ -187,15 +180,15 @@ class HostTier:
         """Handles contents that the host pool has evicted."""
         self.counters.evicted += len(names)
         for name in names:
-            self._device.set_copied(name, is_copied=False)
+            self._device.lost_copy(name)
         if self._events is not None:
             self._events.left_host([name for name in names if self._device.find(name) is None])
 
     # --- stores ---
 
-    def _store(self, block_id: int, name: bytes, most_storing: int) -> bool:
-        """Queues a store, unless the policy rejects the content or ``most_storing`` stores are under way."""
-        if len(self._storing) >= most_storing or not self._is_worth_it(block_id, name):
+    def _store(self, block_id: int, name: bytes) -> bool:
+        """Queues a store, unless the content's priority is too low or copies under way hold all host blocks."""
+        if not self._is_worth_it(block_id):
             return False
         if (older := self.pool.find(name)) is not None:  # it lacks draft KV
             if not self.pool.num_evictable([older]):
@@ -214,22 +207,18 @@ class HostTier:
         self._sources[block_id] += 1
         return True
 
-    def _is_worth_it(self, block_id: int, name: bytes) -> bool:
+    def _is_worth_it(self, block_id: int) -> bool:
         priority = self._device.priorities.of(block_id)
         if self._min_priority is not None and priority < self._min_priority:
             return False
         if self.pool.num_free or (victim_id := self.pool.first_evicted()) is None:
             return True
-        kept = self.pool.priorities.of(victim_id)
-        if kept != priority:
-            return kept < priority
-        victim = self.pool.name_of(victim_id)
-        assert victim is not None
-        if self._asked[victim] <= self._asked[name]:
-            return True
-        self._asked.lower(victim)
-        self.pool.use(victim_id)
-        return False
+        return self.pool.priorities.of(victim_id) <= priority
+
+    def _is_reused(self, host_id: int) -> bool:
+        """Whether prompts needed the content again after they had computed it."""
+        name = self.pool.name_of(host_id)
+        return name is not None and self._asked[name] > 1
 
     def admitted(self, num_blocks: int) -> None:
         """Notes how many blocks of the device one admission took."""
@@ -239,14 +228,15 @@ class HostTier:
         """Queues stores of the blocks that are evicted next. ``prompt_blocks``: those that the step fills."""
         device = self._device
         least, most = (int(device.num_blocks * share) for share in (READY_SHARE, MOST_READY_SHARE))
-        wanted = min(max(least, round(self._largest)), most)
+        wanted = min(max(least, round(self._largest)), most, self.pool.num_blocks // 2)
         most_storing = self._most_storing + int(prompt_blocks * STORED_BESIDE_PROMPTS)
         while device.num_ready < wanted and len(self._storing) < most_storing:
-            if (found := device.first_uncopied()) is None:
+            if (found := device.first_unready()) is None:
                 break
             block_id, name = found
-            self._store(block_id, name, most_storing)
-            device.set_copied(name, is_copied=True)  # also if it is rejected: its block may then be evicted
+            if not self._is_copied(block_id, name):
+                self._store(block_id, name)
+            device.set_ready(block_id)  # also if its content is rejected
 
     # --- loads ---
 
