@@ -20,14 +20,13 @@ from trtx.config.otlp import signal_url
 from trtx.topology.plan import TOPOLOGY_VARIABLE, EtcdService, NatsService
 from trtx.topology.weight_groups import group_flags
 
-# The frontend cuts off streams that are silent for this long; a long prompt on a CPU stays far below it.
-_STREAM_TIMEOUT_S = 300
+_STREAM_TIMEOUT_S = 300  # silence after which the frontend cuts off a stream; a long prompt on a CPU takes far less
 KV_ROUTER_FLAGS = ("--router-prefill-load-scale", "4", "--router-predicted-ttl-secs", "5")
 """Router flags for the KV mode, with the effects measured in docs/performance.md, "KV-aware routing".
 
-With the default scale of 1 (seen with Dynamo 1.4.2; 1.6.1 has the same default), a block that must be computed counts
-as much as a block that a running request holds, so one running request outweighs a cached prefix of its length. Without
-prediction, the router does not know a prefix while its first request is still computing it.
+With the default scale of 1 (Dynamo 1.4.2 and 1.6.1), a block to compute counts as much as a block that a running request
+holds, so one running request outweighs a cached prefix of its length. Without prediction, the router does not know a
+prefix while its first request is still computing it.
 """
 _OF_THE_TOPOLOGY = "which trtx sets itself to isolate topologies from each other"
 _NO_HTTP = "with which the frontend would serve no HTTP"

@@ -17,13 +17,7 @@ from trtx.checkpoint import read_end_ids, read_model_config
 from trtx.checkpoint.tensor_parallel import check_expert_sizes
 from trtx.checkpoint.vision import read_vision_config
 from trtx.ipc.shared_tensor import SharedTensor
-from trtx.text import (
-    TextStream,
-    Tokenizer,
-    fast_tokenizer,
-    load_hf_tokenizer,
-    load_tokenizer,
-)
+from trtx.text import TextStream, Tokenizer, fast_tokenizer, load_hf_tokenizer, load_tokenizer
 from trtx.torch_engine.llm_args import LlmArgs
 from trtx.torch_engine.llmapi.arguments import resolve_llm_args, resolve_weight_group
 from trtx.torch_engine.llmapi.choices import Choice, find_stops
