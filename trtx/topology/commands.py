@@ -20,11 +20,11 @@ from trtx.config.otlp import signal_url
 from trtx.topology.plan import TOPOLOGY_VARIABLE, EtcdService, NatsService
 from trtx.topology.weight_groups import group_flags
 
-_STREAM_TIMEOUT_S = 300  # silence after which the frontend cuts off a stream; a long prompt on a CPU takes far less
+_STREAM_TIMEOUT_S = 300  # silence after which the frontend cuts off a stream; a long prompt on a CPU takes less
 KV_ROUTER_FLAGS = ("--router-prefill-load-scale", "4", "--router-predicted-ttl-secs", "5")
 """Router flags for the KV mode, with the effects measured in docs/performance.md, "KV-aware routing".
 
-With the default scale of 1 (Dynamo 1.4.2 and 1.6.1), a block to compute counts as much as a block that a running request
+With the default scale of 1 (Dynamo 1.4.2, 1.6.1), a block to compute counts as much as a block that a running request
 holds, so one running request outweighs a cached prefix of its length. Without prediction, the router does not know a
 prefix while its first request is still computing it.
 """
