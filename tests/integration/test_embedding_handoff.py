@@ -81,7 +81,7 @@ def test_rows_arrive_bit_for_bit_and_their_lease_ends(reader: EmbeddingReader, p
 def test_the_arena_is_bounded_at_both_ends(reader: EmbeddingReader, peer: Exporter) -> None:
     rows = ARENA // (WIDTH * 2)
     whole = peer.offer(1, rows)
-    assert "arena for NIXL" in peer.ask("offer", 2, 1)
+    assert "NIXL arena" in peer.ask("offer", 2, 1)
     assert peer.ask("held")[0] == 1
     assert torch.equal(read(reader, whole), embedding(1, rows))
     until("no lease is left", lambda: peer.ask("held")[0] == 0)
