@@ -137,16 +137,22 @@ class SimulatedPlay(Play):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (
-        ("conversations", 20), ("tokens", 16384), ("added", 64), ("requests", 40), ("background", 8),
-        ("max-num-tokens", 8192), ("tokens-per-block", 32), ("token-kib", 144), ("seed", 1),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=default)
-    for name, rate in (
-        ("returning", 0.8), ("pause-ms", 100.0), ("decode-ms", 5.8), ("token-us", 43.0), ("to-host-gb-s", 47.0),
-        ("to-device-gb-s", 51.0), ("host-share", 1.0),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=float, default=rate)
+    parser.add_argument("--conversations", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--added", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--background", type=int, default=8)
+    parser.add_argument("--max-num-tokens", type=int, default=8192)
+    parser.add_argument("--tokens-per-block", type=int, default=32)
+    parser.add_argument("--token-kib", type=int, default=144, help="KV of a token")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--returning", type=float, default=0.8)
+    parser.add_argument("--pause-ms", type=float, default=100)
+    parser.add_argument("--decode-ms", type=float, default=5.8)
+    parser.add_argument("--token-us", type=float, default=43)
+    parser.add_argument("--to-host-gb-s", type=float, default=47)
+    parser.add_argument("--to-device-gb-s", type=float, default=51)
+    parser.add_argument("--host-share", type=float, default=1, help="host memory, as a share of all conversations")
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--ways", default="none,tier,all")
     options = parser.parse_args()
