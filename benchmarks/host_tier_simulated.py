@@ -92,11 +92,9 @@ class Copy:
 class Copies:
     """Two copy engines, one for each direction."""
 
-    num_ranks = 1
-
     def __init__(self, options: argparse.Namespace, runner: Runner, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.block_bytes = options.tokens_per_block * options.token_kib * 1024
+        self.block_bytes = self.bytes_of_all_ranks = options.tokens_per_block * options.token_kib * 1024
         self._options, self._runner = options, runner
         self._stored = self._loaded = 0.0
 
