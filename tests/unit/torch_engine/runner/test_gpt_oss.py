@@ -148,7 +148,7 @@ def test_a_misshapen_stack_is_refused(tmp_path: Path) -> None:
     write_mxfp4(build("gpt_oss"), tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"intermediate_size": 64}))
-    with pytest.raises(UsageError, match=r"has shape \[8, .*3\], its config.json says \[8, .*2\]"):
+    with pytest.raises(UsageError, match=r"has shape \[8, .*3\], and config.json wants \[8, .*2\]"):
         new_runner(tmp_path)
 
 

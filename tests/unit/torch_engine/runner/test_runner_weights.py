@@ -56,7 +56,7 @@ def test_experts_of_a_layer_in_one_tensor_give_the_tokens_of_single_experts(tmp_
     prompt = random_prompt(20, 0)
     assert greedy(tmp_path, prompt) == reference_tokens(model, prompt, 12)
     edit_config(tmp_path, moe_intermediate_size=40)
-    with pytest.raises(UsageError, match=r"down_proj has shape \[8, 64, 48\], its config.json says \[8, 64, 40\]"):
+    with pytest.raises(UsageError, match=r"down_proj has shape \[8, 64, 48\], and config.json wants \[8, 64, 40\]"):
         create_runner(args(tmp_path))
 
 
