@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from trtx.bench import LoadSpec, Target
 from trtx.bench.body_ranges import check_body
-from trtx.bench.chat_template import fewest_tokens
+from trtx.bench.fewest_prompt_tokens import fewest_tokens
 from trtx.bench.sent_dataset import check_dataset, check_guidance
 from trtx.checkpoint import Checkpoint, resolve_checkpoint
 from trtx.checkpoint.vision import read_vision_config

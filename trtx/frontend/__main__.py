@@ -20,7 +20,7 @@ from trtx.text import torch_hidden
 
 if TYPE_CHECKING:
     from trtx.planes.registry import Registry
-    from trtx.prompts.maker import PromptMaker
+    from trtx.prompts.rendering import PromptMaker
 
 WORKERS_ROUTE = "trtx.frontend.workers:routes"  # a name, because dynamo must be imported after the broker has started
 _CONDITIONAL_DISAGG = "--router-conditional-disagg"
@@ -159,7 +159,7 @@ def _overload_status() -> int:
 
 
 def _maker(model: Path, template: str | None) -> PromptMaker:
-    from trtx.prompts.maker import PromptMaker
+    from trtx.prompts.rendering import PromptMaker
 
     with torch_hidden():
         import transformers  # noqa: F401

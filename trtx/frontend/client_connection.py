@@ -16,7 +16,7 @@ from trtx.frontend.queue_metrics import QUEUE_PATH, queue_text
 from trtx.frontend.refusals import refusal, whole_answer
 from trtx.frontend.request_head import is_encoded, request_head
 from trtx.frontend.rewriting import PATHS
-from trtx.prompts.maker import Unrenderable
+from trtx.prompts.rendering import Unrenderable
 
 _GENERATING = frozenset({*PATHS, "/v1/messages"})
 """The paths whose requests take a slot of a worker and have a deadline."""

@@ -20,7 +20,7 @@ from typing import Any
 from trtx.frontend.answer_framing import AnswerFraming
 from trtx.frontend.bypass_events import EVENT
 from trtx.frontend.rewriting import CHAT, each_once
-from trtx.prompts.maker import Unrenderable
+from trtx.prompts.rendering import Unrenderable
 
 _READ_BY_THE_PARSER = (None, "auto")
 """Values of ``tool_choice`` with which Dynamo parses the text; with others it expects JSON, or no calls."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trtx.prompts.maker import Unrenderable
+from trtx.prompts.rendering import Unrenderable
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 

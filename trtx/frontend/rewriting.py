@@ -15,7 +15,7 @@ from typing import Any
 
 from trtx.frontend.responses_input import chat_of_responses
 from trtx.prompts.files import PROMPT_END
-from trtx.prompts.maker import PromptMaker, Unrenderable
+from trtx.prompts.rendering import PromptMaker, Unrenderable
 
 CHAT, COMPLETIONS, RESPONSES = PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 

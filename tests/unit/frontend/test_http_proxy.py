@@ -23,7 +23,7 @@ from trtx.frontend.discovery import lacks_generator
 from trtx.frontend.http_proxy import HttpProxy
 from trtx.frontend.sleeping_workers import why_unavailable
 from trtx.planes.file_registry import FileRegistry
-from trtx.prompts.maker import Unrenderable
+from trtx.prompts.rendering import Unrenderable
 
 
 class Echo(Handler):

@@ -13,7 +13,7 @@ import pytest
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.frontend.rewriting import CHAT, COMPLETIONS, RESPONSES, rewrite
-from trtx.prompts.maker import PromptMaker, Unrenderable
+from trtx.prompts.rendering import PromptMaker, Unrenderable
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from trtx.checkpoint import resolve_checkpoint
-from trtx.prompts.maker import PromptMaker
+from trtx.prompts.rendering import PromptMaker
 
 STRING_ELSE_NOTHING = (  # as Qwen3's
     "{%- for m in messages %}{%- if m.content is string %}{%- set c = m.content %}{%- else %}{%- set c = '' %}"

@@ -13,6 +13,7 @@ import psutil
 from trtx.torch_engine.block_copies import BlockCopies
 from trtx.torch_engine.core.admission import Admission
 from trtx.torch_engine.core.block_pool import BlockPool
+from trtx.torch_engine.core.grammar_matcher import GrammarProblem
 from trtx.torch_engine.core.grammars import Grammars
 from trtx.torch_engine.core.guided import GuidedDecoding, grammar_problem
 from trtx.torch_engine.core.handoffs import LEASE_POLL_S, Handoffs
@@ -20,7 +21,6 @@ from trtx.torch_engine.core.host_tier import HostTier
 from trtx.torch_engine.core.kv_cache_groups import LayerGroups
 from trtx.torch_engine.core.kv_events import KvEventLog
 from trtx.torch_engine.core.logits_processors import Hook, LoadedProcessors, LogitsProcessors, load_processors
-from trtx.torch_engine.core.matcher import GrammarProblem
 from trtx.torch_engine.core.open_sequences import OpenSequences
 from trtx.torch_engine.core.scheduled_step import Step
 from trtx.torch_engine.core.scheduler import Scheduler

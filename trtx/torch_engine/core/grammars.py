@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from trtx.torch_engine.core.grammar_errors import readable
-from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher
+from trtx.torch_engine.core.grammar_matcher import GrammarProblem, TokenMatcher
 from trtx.torch_engine.sampling_plan import Grammar, SamplingPlan
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trtx.torch_engine.core.grammar_errors import SHOWN_CHARACTERS
+from trtx.torch_engine.core.grammar_matcher import GrammarProblem, TokenMatcher, write_masks
 from trtx.torch_engine.core.grammars import GrammarCounts, Grammars
-from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher, write_masks
 from trtx.torch_engine.core.scheduled_step import Step
 from trtx.torch_engine.core.sequence import Sequence, State
 

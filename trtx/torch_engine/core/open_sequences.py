@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 
 from trtx.torch_engine.core.admission import Admission
+from trtx.torch_engine.core.grammar_matcher import GrammarProblem
 from trtx.torch_engine.core.guided import GuidedDecoding
 from trtx.torch_engine.core.handoffs import Handoffs
 from trtx.torch_engine.core.host_tier import HostLoad
 from trtx.torch_engine.core.logits_processors import LoadedProcessors
-from trtx.torch_engine.core.matcher import GrammarProblem
 from trtx.torch_engine.core.media import EmbeddingShortage
 from trtx.torch_engine.core.scheduler import Scheduler
 from trtx.torch_engine.core.sequence import Sequence, State

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from trtx.torch_engine.core.block_names import block_name, root_name
-from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher
+from trtx.torch_engine.core.grammar_matcher import GrammarProblem, TokenMatcher
 from trtx.torch_engine.core.media import media_identity, rows_between
 from trtx.torch_engine.core.sequence_stages import SequenceStages
 from trtx.torch_engine.core.speculation.drafted import Drafted

@@ -22,8 +22,8 @@ from tests.unit.torch_engine.core.oracle_runner import VOCAB, OracleRunner, Orac
 from tests.unit.torch_engine.core.test_disaggregation import _generation
 from tests.unit.torch_engine.core.test_engine_core import Harness, prompt_of
 from trtx.torch_engine.core import grammars as compiler
+from trtx.torch_engine.core.grammar_matcher import write_masks
 from trtx.torch_engine.core.grammars import Grammars, load_vocabulary
-from trtx.torch_engine.core.matcher import write_masks
 from trtx.torch_engine.llmapi.guided_decoding import GuidedDecodingParams
 from trtx.torch_engine.messages import Handoff
 from trtx.torch_engine.sampling_plan import SamplingPlan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trtx.torch_engine.core.matcher import GrammarProblem, TokenMatcher
+from trtx.torch_engine.core.grammar_matcher import GrammarProblem, TokenMatcher
 from trtx.torch_engine.core.speculation.drafters import Draft
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trtx.bench.chat_template import fewest_tokens
+from trtx.bench.fewest_prompt_tokens import fewest_tokens
 from trtx.checkpoint import resolve_checkpoint
 from trtx.text import load_hf_tokenizer
 
