@@ -6,11 +6,10 @@ after each stage.
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 
 from engine_player import accepted, assert_equal, served, workload
+from rank_script import end, stage
 
 from trtx.checkpoint import resolve_checkpoint
 from trtx.torch_engine.core.speculation.create import create_speculation
@@ -20,16 +19,6 @@ from trtx.torch_engine.ranks.leader import create_ranked_runner
 from trtx.torch_engine.runner import DraftArgs, RunnerArgs, create_runner
 
 MOST = 3
-BEGAN = time.monotonic()
-
-
-def stage(text: str) -> None:
-    print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", flush=True)
-
-
-def end(error: Exception) -> None:
-    print(f"a rank ended: {error}", file=sys.stderr, flush=True)
-    os._exit(1)  # a collective would wait for the other rank forever
 
 
 def main(model: str, expert_ranks: int, *, reads_peers: bool, drafts: str, device: str) -> None:

@@ -6,13 +6,12 @@ line with the time after each stage.
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from pathlib import Path
 
 import torch
 from engine_player import assert_equal, served, workload
+from rank_script import end, stage
 from replaced_weights import pair_of
 from returning import assert_same, conversations, play
 from runner_player import build, save
@@ -23,17 +22,6 @@ from trtx.torch_engine.messages import MEMORY_TAGS
 from trtx.torch_engine.ranks.children import start_ranks
 from trtx.torch_engine.ranks.leader import LeadingRunner, create_ranked_runner
 from trtx.torch_engine.runner import RunnerArgs, create_runner
-
-BEGAN = time.monotonic()
-
-
-def stage(text: str) -> None:
-    print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", flush=True)
-
-
-def end(error: Exception) -> None:
-    print(f"a rank ended: {error}", file=sys.stderr, flush=True)
-    os._exit(1)  # a collective would wait for the other rank forever
 
 
 def two_ranks(args: RunnerArgs) -> LeadingRunner:

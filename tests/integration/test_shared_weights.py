@@ -189,7 +189,7 @@ def test_a_topology_shares_weights_over_the_deaths_of_both_workers() -> None:
         sources = shared_bytes(plan)
         assert sorted(source for source, _ in sources.values()) == ["loaded", "mapped"]
         assert len({size for _, size in sources.values()}) == 1
-        names = sorted(sources, key=lambda name: sources[name][0])  # the one that loaded them dies first
+        names = sorted(sources, key=lambda name: sources[name][0])  # first the worker that loaded them
         for name in names:
             worker = next(one for one in plan.workers if one.name == name)
             assert worker.status_file is not None

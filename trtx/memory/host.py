@@ -72,7 +72,7 @@ def _number(path: Path) -> int | None:
 
 
 def host_cache_shortage(num_bytes: int, memory: HostMemory, ranks: int = 1) -> str | None:
-    """Returns why this machine can't give so much host memory to each of an engine's ranks, or None."""
+    """Returns why this machine lacks the host memory for each of an engine's ranks, or None."""
     available = memory.available
     if available is None or num_bytes * ranks <= available:
         return None

@@ -234,7 +234,7 @@ def _rounded_input(product: Product, scaled_products: frozenset[str]) -> int:
         return product.loading.rounding_bytes * product.columns
     if product.loading.product == TENSOR_SCALES:
         return 0  # the operation before the matmul gives float8
-    return product.columns + -(-product.columns // FP8_BLOCK) * _SCALE_BYTES  # float8, and at most so many scales
+    return product.columns + -(-product.columns // FP8_BLOCK) * _SCALE_BYTES  # float8, and an upper bound of the scales
 
 
 def _rounded_experts(config: ModelConfig, scaled_products: frozenset[str]) -> int:

@@ -38,7 +38,7 @@ class DraftModel(Protocol):
 
     @property
     def pools(self) -> Sequence[torch.Tensor]:
-        """What it keeps for each block of the engine's pool: contiguous tensors ``[num_blocks, ...]``."""
+        """The draft model's memory for each block of the engine's pool: contiguous tensors ``[num_blocks, ...]``."""
 
     def draft(self, shares: Sequence[DraftShare]) -> list[list[int]]:
         """Writes the KV of all tokens, and returns ``count`` greedy tokens for each share. Waits for the device."""

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
 LED_TO = ("schema_version", "topologies")  # which follow from the rest
-LOCK_OF_GOLDEN = dataclasses.replace(LOCK, oldest=1)  # it may be of a version that nobody else reads any more
+LOCK_OF_GOLDEN = dataclasses.replace(LOCK, oldest=1)  # its version may be too old for all other readers
 RENDERED = ("summary.md", "summary.json", "junit.xml")
 METRICS, RECOMPUTED = "trtx/bench/metrics.py", "benchmarks/recomputed/figures.py"
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -1,4 +1,4 @@
-"""``--share-weights``: which workers share a GPU, what each of them is told, and what can't be shared."""
+"""``--share-weights``: which workers share a GPU, which options each gets, and what can't be shared."""
 
 from __future__ import annotations
 

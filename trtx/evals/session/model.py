@@ -250,7 +250,7 @@ class ServedModel(TemplateLM):  # type: ignore[misc]
         return before, after
 
     def problem_of(self, instance: Instance) -> str | None:
-        """Returns why a choice can't be scored, whatever the server answers; None if no problem was found.
+        """Returns why a choice can't be scored with any answer of the server; None if no problem was found.
 
         Only the end of the prompt is tokenized first, which costs a hundredth of the whole. A problem that only the
         whole prompt shows is found when the choice is requested.

@@ -90,7 +90,7 @@ class BlockPool:
 
     @property
     def num_ready(self) -> int:
-        """Number of blocks that ``allocate`` hands out before one that the tier below has not dealt with."""
+        """Number of blocks that ``allocate`` hands out before the first block that is not ready."""
         return self.num_available - len(self._unready)
 
     @property
@@ -206,7 +206,7 @@ class BlockPool:
     # --- the tier below ---
 
     def first_unready(self) -> tuple[int, bytes] | None:
-        """Returns the block that is evicted first among those that are not ready, and its name."""
+        """Returns the cached block that is evicted first among the blocks that are not ready, and its name."""
         if not len(self._unready):
             return None
         block_id = self._unready.first()

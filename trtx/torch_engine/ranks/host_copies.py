@@ -63,7 +63,7 @@ class CopyEnded:
 
 
 class CopyingRank(Protocol):
-    """Another rank, which copies what it is told to."""
+    """A rank other than rank 0. It executes rank 0's copy orders."""
 
     def order_copy(self, order: CopyOrder) -> None: ...
 

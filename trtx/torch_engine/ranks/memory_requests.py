@@ -46,7 +46,7 @@ class EndUpdate:
 
 @dataclass(frozen=True, slots=True)
 class OpenHostPool:
-    """Allocate so much host memory for the rank's evicted blocks."""
+    """Allocate ``num_bytes`` of host memory for the rank's evicted blocks."""
 
     num_bytes: int
 

@@ -25,7 +25,7 @@ from trtx.torch_engine.step import ModelRunner
 
 
 def check_host_memory(num_bytes: int, ranks: int = 1) -> None:
-    """Raises UsageError if this machine has less free host memory than so much for each rank.
+    """Raises UsageError if this machine has too little free host memory for all ranks.
 
     Call it before the weights are loaded.
     """

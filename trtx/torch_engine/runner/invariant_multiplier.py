@@ -3,9 +3,9 @@
 A library chooses its kernel, and with it the summation order, by the number of rows. Here there are a few *tilings*,
 each a computation of one fixed shape, and a matmul uses the cheapest tiling for its row count among those that give the
 same bits. This is tested, not assumed: when a weight is admitted, every tiling runs on random rows, at several places
-among other rows, and of those that depend on no place, the most that agree in every bit are used for weights of that
-shape. Inside a library, shapes, dtype, alignment and threads decide the summation order, and all four are the same in
-later calls.
+among other rows. A tiling whose bits depend on the place is dropped. Of the others, the largest set of tilings that
+agree in every bit is used for weights of that shape. Inside a library, shapes, dtype, alignment and threads decide the
+summation order, and all four are the same in later calls.
 """
 
 from __future__ import annotations

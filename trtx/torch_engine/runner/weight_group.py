@@ -122,7 +122,7 @@ def _ask(path: Path) -> WeightPeer | None:
         with _short(path) as address:
             connection.connect(address)
         offer = Channel[WeightOffer](connection, WeightOffer).receive()
-    except (OSError, msgspec.ValidationError):  # the socket of a killed engine, or one that is not an engine's
+    except (OSError, msgspec.ValidationError):  # the socket belongs to a killed engine, or to another program
         connection.close()
         return None
     if offer is None:

@@ -178,7 +178,7 @@ class Case:
     overlap: bool = True
     batch: int = 5
     longest_answer: int = 5
-    host_share: int = 1  # the tier holds one in so many conversations
+    host_share: int = 1  # the tier holds one of ``host_share`` conversations
     draft: str = ""  # decoding type of a draft model
 
     @property
@@ -189,7 +189,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Tiered:
-    """A runner, and what makes host memory for its blocks: so many bytes for each rank."""
+    """A runner, and a function that allocates host memory for its blocks, with a size in bytes for each rank."""
 
     runner: ModelRunner
     new_copies: Callable[[int], BlockCopies]

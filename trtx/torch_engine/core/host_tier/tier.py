@@ -5,8 +5,8 @@ already copied. So the tier keeps a reserve: the blocks that are handed out next
 as the largest recent prompt took if that is more. It goes through the device's blocks in the order of their eviction.
 Blocks without a copy are copied on a separate stream. Cached blocks do not change, so no step has to wait for these
 copies. If a block is evicted without a copy, it is copied at that moment. The next step waits, on the device, for
-copies of evicted blocks that are still under way. Only so many may be; if more are evicted, those at the beginning of
-a prompt are copied, because the others are useless without them.
+copies of evicted blocks that are still under way. Their number is bounded. If more are evicted, the blocks at the
+beginning of a prompt are copied, because the others are useless without them.
 
 The copy in host memory remains after a load, so that the next eviction of the same content costs nothing: it only
 counts as a use of the copy. A full tier takes each new content, and evicts contents that prompts needed once before
